@@ -1,0 +1,194 @@
+"""From configuration to objects. Besides the doors the only room that knows Hydra."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hydra.utils import get_object, instantiate
+from torch import nn
+
+from segspeed.augment.torch_backend import source_shape
+from segspeed.config import Component, Config, DataConfig
+from segspeed.data.cache import CacheEntry
+from segspeed.data.sampling import PatchSampler
+from segspeed.engine import Learner
+from segspeed.evaluation import Predictor
+from segspeed.infer.sliding import Window
+from segspeed.loader.device import DeviceStage
+from segspeed.model.checkpointing import apply_checkpointing
+from segspeed.speed.cpus import available_cpus, loader_workers
+from segspeed.speed.ema import WeightAverage
+from segspeed.speed.precision import Precision
+from segspeed.speed.schedule import BudgetHorizon, Horizon, StepHorizon, learning_rate_factor
+from segspeed.types import Batch, Cohort, DataError, Plan
+
+
+def make(component: Component, /, *args: Any, **supplied: Any) -> Any:
+    """Build the object a component names. Of ``supplied``, only what its signature knows and the user left open."""
+    accepted = inspect.signature(get_object(component.target)).parameters
+    anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    given = component.kwargs
+    own = set(type(component).model_fields) - {"target"}
+    wanted = {k: v for k, v in supplied.items() if k not in given and (k in accepted or (anything and k not in own))}
+    return instantiate({"_target_": component.target, "_convert_": "all", **given}, *args, **wanted)
+
+
+def cohort_from(cfg: Config) -> Cohort:
+    """The cohort of ``cfg.data``: the source's cases, renamed and with exclusions applied.
+
+    Raises DataError when an excluded id or a class of ``swap_on_flip`` does not exist.
+    """
+    cohort = make(cfg.data)
+    if not isinstance(cohort, Cohort):
+        raise DataError(f"{cfg.data.target} returned {type(cohort).__name__}; a data source returns a Cohort")
+    ids = {c.id for c in cohort.cases}
+    unknown = [i for i in cfg.data.exclude if i not in ids]
+    if unknown:
+        raise DataError(f"data.exclude names cases the cohort does not have: {', '.join(unknown)}")
+    swap_pairs(cfg.data, cohort)
+    kept = tuple(c for c in cohort.cases if c.id not in set(cfg.data.exclude))
+    if not kept:
+        raise DataError(f"the cohort {cohort.name} has no cases left")
+    return dataclasses.replace(cohort, name=cfg.data.name or cohort.name, cases=kept)
+
+
+def swap_pairs(data: DataConfig, cohort: Cohort) -> list[tuple[int, int]]:
+    """``data.swap_on_flip`` as class indices."""
+    names = cohort.class_names
+    unknown = [n for pair in data.swap_on_flip for n in pair if n not in names]
+    if unknown:
+        raise DataError(f"data.swap_on_flip names unknown classes: {', '.join(unknown)}; known: {', '.join(names)}")
+    return [(names.index(a) + 1, names.index(b) + 1) for a, b in data.swap_on_flip]
+
+
+def device_from(cfg: Config) -> torch.device:
+    """The device to train on, with the number of CPU threads and TF32 set as a side effect."""
+    name = cfg.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise DataError(f"device={cfg.device}, but torch sees no CUDA device; use device=cpu or device=auto")
+    torch.set_num_threads(available_cpus() if cfg.threads == "auto" else int(cfg.threads))
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.use_deterministic_algorithms(cfg.train.deterministic)
+    torch.backends.cudnn.benchmark = not cfg.train.deterministic
+    return torch.device(name)
+
+
+def channels_last(cfg: Config, precision: str) -> bool:
+    """Channels-last pays where convolutions run in half precision (tensor cores, AMX)."""
+    return precision != "fp32" if cfg.channels_last == "auto" else bool(cfg.channels_last)
+
+
+def network_from(cfg: Config, plan: Plan, cohort: Cohort, precision: Precision) -> nn.Module:
+    """The network on its device, with the same weights for the same seed, checkpointed and compiled as asked for."""
+    torch.manual_seed(cfg.seed)
+    model = make(
+        cfg.model,
+        plan=plan,
+        spatial_dims=3,
+        in_channels=len(cohort.channels),
+        out_channels=len(cohort.class_names) + 1,
+    )
+    if not isinstance(model, nn.Module):
+        raise DataError(f"{cfg.model.target} returned {type(model).__name__}; a model is a torch.nn.Module")
+    model = model.to(precision.device)
+    if channels_last(cfg, precision.name):
+        model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+    apply_checkpointing(model, cfg.memory.checkpointing)
+    if cfg.compile:
+        model.compile()
+    return model
+
+
+def learner_from(cfg: Config, model: nn.Module, precision: Precision) -> Learner:
+    return Learner(
+        model=model,
+        loss=make(cfg.loss),
+        optimizer=make(cfg.optimizer, params=list(model.parameters())),
+        precision=precision,
+        schedule=schedule_from(cfg),
+        clip=cfg.train.clip,
+        ema=WeightAverage(model, cfg.train.ema) if cfg.train.ema else None,
+    )
+
+
+def schedule_from(cfg: Config) -> Callable[[float], float]:
+    s = cfg.schedule
+    return lambda progress: learning_rate_factor(
+        progress, name=s.name, warmup=s.warmup, power=s.power, final=s.final
+    )
+
+
+def horizon_from(cfg: Config) -> Horizon:
+    if cfg.train.steps is not None:
+        return StepHorizon(cfg.train.steps)
+    assert cfg.train.budget is not None
+    return BudgetHorizon(cfg.train.budget)
+
+
+def loader_from(
+    cfg: Config, plan: Plan, entries: list[CacheEntry], norms: list[np.ndarray], device: torch.device, first: int
+) -> Iterable[Batch]:
+    """Endless raw batches from sample number ``first`` on."""
+    sampler = PatchSampler(
+        tuple(entries), tuple(norms), source_shape(plan.patch, cfg.augment), cfg.loader.foreground, cfg.seed
+    )
+    pin = cfg.loader.pin_memory
+    return make(
+        cfg.loader,
+        sampler,
+        batch=plan.batch,
+        first=first,
+        workers=loader_workers(cfg.loader.workers, device.type),
+        prefetch=cfg.loader.prefetch,
+        pin_memory=device.type == "cuda" if pin == "auto" else pin,
+    )
+
+
+def stage_from(cfg: Config, plan: Plan, cohort: Cohort, precision: Precision) -> DeviceStage:
+    return DeviceStage(
+        device=precision.device,
+        patch=plan.patch,
+        spacing=plan.spacing,
+        seed=cfg.seed,
+        augment=cfg.augment,
+        swap_on_flip=swap_pairs(cfg.data, cohort),
+        channels_last=channels_last(cfg, precision.name),
+    )
+
+
+def predictor_from(cfg: Config, model: nn.Module, plan: Plan, cohort: Cohort, precision: Precision) -> Predictor:
+    """The predictor of in-training evaluations; the final one mirrors as well if ``evaluation.mirror``."""
+    e = cfg.evaluation
+    return Predictor(model, Window(plan.patch, e.overlap, e.windows), precision, (), swap_pairs(cfg.data, cohort))
+
+
+def mirrored(cfg: Config, predictor: Predictor) -> Predictor:
+    """The predictor of the final evaluation: over the axes that training mirrored, if asked for."""
+    if not cfg.evaluation.mirror:
+        return predictor
+    axes = tuple(axis for axis, p in enumerate(cfg.augment.flip.probability) if p > 0)
+    return dataclasses.replace(predictor, mirror=axes)
+
+
+def norms_of(entries: list[CacheEntry], plan: Plan) -> list[np.ndarray]:
+    """Normalisation constants ``(C, 4)`` a case: the training cases' for CT channels, its own for the others."""
+    out = []
+    for entry in entries:
+        norm = np.array(entry.norm, dtype=np.float32)
+        for channel, ct in enumerate(plan.ct_norm):
+            if ct is not None:
+                norm[channel] = (ct.low, ct.high, ct.mean, ct.std)
+        out.append(norm)
+    return out
+
+
+def cache_root(cfg: Config) -> Path:
+    return Path(cfg.cache.root) if cfg.cache.root else Path(cfg.run.root) / "cache"

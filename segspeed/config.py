@@ -1,0 +1,241 @@
+"""The typed schema of a run. ``conf/`` holds its values; ``segspeed.cli`` turns a wrong key into a helpful text.
+
+Light to import on purpose: a typo must be answered before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from segspeed.types import Shape3, Triple
+
+
+def parse_duration(value: Any) -> Any:
+    """Seconds from ``90``, ``"90s"``, ``"10min"``, ``"1.5h"`` or ``"2d"``; anything else is refused."""
+    if value is None or isinstance(value, bool) or not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(s|sec|m|min|h|d)?\s*", value)
+    if not match:
+        raise ValueError(f"{value!r} is not a duration; write 90s, 10min, 1.5h or 2d")
+    unit = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[match[2] or "s"]
+    return float(match[1]) * unit
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Range = tuple[float, float]
+
+
+class Strict(BaseModel):
+    """A section in which every key must be known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Component(BaseModel):
+    """An object named by ``_target_``; the other keys are its keyword arguments (checked against its signature)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
+    target: str = Field(alias="_target_", description="importable name of the class or function")
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class DataConfig(Component):
+    """Where the cases come from; keys not listed here go to the source named by ``_target_``."""
+
+    name: str | None = Field(None, description="cohort name; the source's own if empty")
+    fold: int = Field(0, ge=0, description="which fold is validated")
+    folds: int = Field(5, ge=2, description="folds drawn by patient, unless a split is given")
+    split_seed: int = Field(0, description="seed of the drawn folds")
+    splits: str = Field(
+        "auto", description="auto: splits.json or splits_final.json beside the data if there; draw; or a file"
+    )
+    exclude: tuple[str, ...] = Field((), description="case ids left out")
+    tolerance_mm: float = Field(0.1, gt=0, description="image and label corners may lie this far apart, mm")
+    swap_on_flip: tuple[tuple[str, str], ...] = Field(
+        (), description="pairs of class names that trade places when left and right are mirrored"
+    )
+
+
+class PlanConfig(Strict):
+    """Values of the Plan set by hand; ``auto`` leaves them to the rule."""
+
+    spacing: Literal["auto"] | Triple = Field("auto", description="mm, (D, H, W) of the canonical grid")
+    patch: Literal["auto"] | Shape3 = Field("auto", description="voxels, (D, H, W)")
+    batch: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    features: Literal["auto"] | tuple[int, ...] = Field("auto", description="channels a level, finest first")
+    normalisation: Literal["auto"] | tuple[Literal["ct", "zscore"], ...] = "auto"
+
+
+class CacheConfig(Strict):
+    root: str | None = Field(None, description="folder of the preprocessed volumes; <run.root>/cache if empty")
+    workers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="processes that build it")
+
+
+class LoaderConfig(Component):
+    """Patches into batches."""
+
+    workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    prefetch: int = Field(4, ge=1, description="batches a worker keeps ready")
+    pin_memory: Literal["auto"] | bool = "auto"
+    foreground: Fraction = Field(0.5, description="share of patches centred on a foreground voxel")
+
+
+class RotationConfig(Strict):
+    probability: Fraction = 0.2
+    degrees: tuple[float, float, float] = Field((15.0, 15.0, 15.0), description="largest angle about D, H, W")
+
+
+class ScaleConfig(Strict):
+    probability: Fraction = 0.2
+    range: Range = (0.7, 1.4)
+
+
+class FlipConfig(Strict):
+    probability: tuple[Fraction, Fraction, Fraction] = Field((0.5, 0.5, 0.5), description="along D, H, W")
+
+
+class NoiseConfig(Strict):
+    probability: Fraction = 0.1
+    variance: Range = (0.0, 0.1)
+
+
+class BlurConfig(Strict):
+    probability: Fraction = 0.2
+    sigma: Range = Field((0.5, 1.0), description="voxels")
+    channel_probability: Fraction = 0.5
+
+
+class BrightnessConfig(Strict):
+    probability: Fraction = 0.15
+    range: Range = Field((0.75, 1.25), description="factor")
+
+
+class ContrastConfig(Strict):
+    probability: Fraction = 0.15
+    range: Range = Field((0.75, 1.25), description="factor about the mean, clamped to the old range")
+
+
+class LowResolutionConfig(Strict):
+    probability: Fraction = 0.25
+    zoom: Range = Field((0.5, 1.0), description="1 keeps the resolution, 0.5 halves it")
+    channel_probability: Fraction = 0.5
+
+
+class GammaConfig(Strict):
+    probability: Fraction = 0.3
+    range: Range = (0.7, 1.5)
+    invert_probability: Fraction = Field(0.25, description="of those drawn, the share with inverted intensities")
+
+
+class AugmentConfig(Strict):
+    """Ranges and probabilities, applied in this order; defaults after nnU-Net v2's 3D list."""
+
+    margin: float = Field(1.0, ge=1.0, le=2.0, description="patch read from the cache over the patch trained on")
+    rotation: RotationConfig = RotationConfig()
+    scale: ScaleConfig = ScaleConfig()
+    flip: FlipConfig = FlipConfig()
+    noise: NoiseConfig = NoiseConfig()
+    blur: BlurConfig = BlurConfig()
+    brightness: BrightnessConfig = BrightnessConfig()
+    contrast: ContrastConfig = ContrastConfig()
+    low_resolution: LowResolutionConfig = LowResolutionConfig()
+    gamma: GammaConfig = GammaConfig()
+
+    @model_validator(mode="after")
+    def _ordered(self) -> AugmentConfig:
+        bad = []
+        for section, key in (
+            ("scale", "range"), ("noise", "variance"), ("blur", "sigma"), ("brightness", "range"),
+            ("contrast", "range"), ("low_resolution", "zoom"), ("gamma", "range"),
+        ):  # fmt: skip
+            low, high = getattr(getattr(self, section), key)
+            if low > high or low < 0 or (low == 0 and section in ("scale", "low_resolution", "gamma")):
+                bad.append(f"{section}.{key}=({low}, {high})")
+        if self.low_resolution.zoom[1] > 1:
+            bad.append(f"low_resolution.zoom={self.low_resolution.zoom} (at most 1)")
+        if bad:
+            raise ValueError("ranges must be (low, high) and positive: " + ", ".join(bad))
+        return self
+
+
+class ScheduleConfig(Strict):
+    name: Literal["cosine", "poly", "constant"] = "cosine"
+    warmup: Fraction = Field(0.05, description="share of the optimiser steps (or of the budget) that warms up")
+    power: float = Field(0.9, gt=0, description="of poly")
+    final: Fraction = Field(0.0, description="learning rate at the end over the peak")
+
+
+class TrainConfig(Strict):
+    steps: Annotated[int, Field(ge=1)] | None = Field(None, description="optimiser steps; or give a budget")
+    budget: Annotated[Seconds, Field(gt=0)] | None = Field(None, description="wall clock of training, e.g. 10min")
+    accumulate: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="micro-batches a step")
+    clip: Annotated[float, Field(gt=0)] | None = Field(12.0, description="largest gradient norm")
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(0.99, description="decay of averaged weights; null: off")
+    deterministic: bool = False
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainConfig:
+        if (self.steps is None) == (self.budget is None):
+            raise ValueError("give either train.steps=N or train.budget=10min (set the other to null)")
+        return self
+
+
+class EvaluationConfig(Strict):
+    share: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="of the run that may go into evaluation")
+    overlap: Annotated[float, Field(ge=0, lt=1)] = Field(0.5, description="of neighbouring windows")
+    windows: int = Field(2, ge=1, description="windows in one forward pass")
+    mirror: bool = Field(False, description="average over mirrored inputs at the final evaluation")
+
+
+class MemoryConfig(Strict):
+    checkpointing: Literal["none", "all"] | tuple[str, ...] = Field(
+        "none", description="none, all, or the names of the modules whose activations are recomputed"
+    )
+
+
+class SaveConfig(Strict):
+    every: Annotated[Seconds, Field(gt=0)] = Field(300.0, description="time between checkpoints, e.g. 5min")
+
+
+class RunConfig(Strict):
+    name: str | None = Field(None, description="the same name resumes the run; date and time if empty")
+    root: str = Field("outputs", description="runs go to <root>/<cohort>/<name>")
+
+    @model_validator(mode="after")
+    def _plain_name(self) -> RunConfig:
+        if self.name is not None and (not self.name.strip() or re.search(r"[\\/\0]", self.name) or self.name in (".", "..")):
+            raise ValueError(f"run.name={self.name!r} must be a plain folder name")
+        return self
+
+
+class Config(Strict):
+    """A run, whole. One attribute a group of ``conf/``."""
+
+    run: RunConfig = RunConfig()
+    data: DataConfig
+    plan: PlanConfig = PlanConfig()
+    cache: CacheConfig = CacheConfig()
+    loader: LoaderConfig
+    augment: AugmentConfig = AugmentConfig()
+    model: Component
+    loss: Component
+    optimizer: Component
+    schedule: ScheduleConfig = ScheduleConfig()
+    train: TrainConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    memory: MemoryConfig = MemoryConfig()
+    save: SaveConfig = SaveConfig()
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    compile: bool = False
+    channels_last: Literal["auto"] | bool = "auto"
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
+    threads: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="CPU threads of the main process")
+    resume: Literal["auto", "never"] = "auto"
+    seed: int = Field(0, ge=0)

@@ -1,0 +1,45 @@
+"""The way of a batch on the device: transfer, normalisation, augmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from segspeed.augment.draw import draw
+from segspeed.augment.torch_backend import augment
+from segspeed.config import AugmentConfig
+from segspeed.types import Batch, Shape3, Triple
+
+
+def normalise(image: Tensor, norm: Tensor) -> Tensor:
+    """Clip ``image (B, C, D, H, W)`` to [low, high], subtract the mean, divide by std; ``norm`` is ``(B, C, 4)``."""
+    low, high, mean, std = norm[..., None, None, None].unbind(2)
+    return torch.clamp(image, low, high).sub_(mean).div_(std)
+
+
+@dataclass(frozen=True)
+class DeviceStage:
+    """Raw batches in, training batches out, on ``device``. All random numbers come from the samples' own streams."""
+
+    device: torch.device
+    patch: Shape3
+    spacing: Triple
+    seed: int
+    augment: AugmentConfig | None
+    swap_on_flip: Sequence[tuple[int, int]] = ()
+    channels_last: bool = False
+
+    def __call__(self, batch: Batch) -> Batch:
+        batch = batch.to(self.device)
+        image, label = normalise(batch.image, batch.norm), batch.label
+        if self.augment is not None:
+            params = draw(self.augment, seed=self.seed, indices=batch.index.tolist(), channels=image.shape[1])
+            image, label = augment(
+                image, label, params, patch=self.patch, spacing=self.spacing, swap_on_flip=self.swap_on_flip
+            )
+        if self.channels_last:
+            image = image.contiguous(memory_format=torch.channels_last_3d)
+        return Batch(image, label, batch.norm, batch.index, batch.cases)

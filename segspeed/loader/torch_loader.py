@@ -1,0 +1,97 @@
+"""Patches from the cache into device batches through torch's DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from segspeed.data.sampling import PatchSampler
+from segspeed.types import Batch, RunStopped
+
+
+
+class PatchDataset(Dataset[Batch]):
+    """Sample numbers in, one `Batch` of raw patches on the CPU out."""
+
+    def __init__(self, sampler: PatchSampler) -> None:
+        self.sampler = sampler
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """Reads a whole batch into one array, so that no second copy is made to collate it."""
+        images: np.ndarray | None = None
+        labels: np.ndarray | None = None
+        numbers = []
+        for row, index in enumerate(indices):
+            number, image, label = self.sampler.read(index)
+            if images is None or labels is None:
+                images = np.empty((len(indices), *image.shape), dtype=np.float32)
+                labels = np.empty((len(indices), *label.shape), dtype=np.int16)
+            images[row], labels[row] = image, label
+            numbers.append(number)
+        assert images is not None and labels is not None, "an empty batch was asked for"
+        norm = np.stack([self.sampler.norms[n] for n in numbers])
+        return Batch(
+            torch.from_numpy(images),
+            torch.from_numpy(labels),
+            torch.from_numpy(norm),
+            torch.tensor(list(indices)),
+            tuple(self.sampler.entries[n].case_id for n in numbers),
+        )
+
+
+class BatchIndices(Sampler[list[int]]):
+    """Consecutive sample numbers, ``batch`` at a time, without end."""
+
+    def __init__(self, first: int, batch: int) -> None:
+        self.first, self.batch = first, batch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in count(self.first, self.batch):
+            yield list(range(start, start + self.batch))
+
+
+def _as_is(batch: Batch) -> Batch:
+    return batch
+
+
+class TorchLoader:
+    """Endless batches from sample ``first`` on; the same batches for any number of workers."""
+
+    def __init__(
+        self,
+        sampler: PatchSampler,
+        *,
+        batch: int,
+        first: int = 0,
+        workers: int = 1,
+        prefetch: int = 4,
+        pin_memory: bool = False,
+    ) -> None:
+        self.workers = workers
+        self.loader = DataLoader(
+            PatchDataset(sampler),
+            batch_sampler=BatchIndices(first, batch),  # type: ignore[arg-type]
+            num_workers=workers,
+            collate_fn=_as_is,
+            pin_memory=pin_memory,
+            prefetch_factor=prefetch if workers else None,
+            persistent_workers=workers > 0,
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        try:
+            yield from self.loader
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise RunStopped(
+                f"a loader process died ({error}). Often the machine ran out of memory or of /dev/shm: "
+                "lower loader.workers or loader.prefetch, or give the container --shm-size=8g"
+            ) from error

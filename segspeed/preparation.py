@@ -1,0 +1,121 @@
+"""From a cohort to a cache ready for training: inspect, split, fingerprint, plan, preprocess."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from segspeed.build import cache_root
+from segspeed.config import Config
+from segspeed.data.cache import CacheEntry
+from segspeed.data.fingerprint import fingerprint
+from segspeed.data.inspect import cohort_problems, inspect_cases
+from segspeed.data.plan import make_plan
+from segspeed.data.prepare import forecast_bytes, prepare_cases
+from segspeed.data.split import choose_split
+from segspeed.speed.cpus import available_cpus
+from segspeed.types import CaseFacts, Cohort, DataError, Fingerprint, Plan, Problem, Split
+
+T = TypeVar("T")
+Track = Callable[[Iterable[T], int, str], Iterator[T]]  # shows progress over an iterable
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What training needs of the data, and what its making took."""
+
+    cohort: Cohort
+    facts: dict[str, CaseFacts]
+    warnings: tuple[Problem, ...]
+    split: Split
+    fingerprint: Fingerprint
+    plan: Plan
+    entries: dict[str, CacheEntry]
+    built: int
+    bytes: int
+
+
+def preparation_workers(cfg: Config) -> int:
+    return available_cpus() if cfg.cache.workers == "auto" else int(cfg.cache.workers)
+
+
+def inspect_cohort(cfg: Config, cohort: Cohort, track: Track[Any]) -> tuple[dict[str, CaseFacts], list[Problem]]:
+    """Read every case once (or recall it): facts by case id, and all problems of the cohort."""
+    found = inspect_cases(
+        cohort, tolerance_mm=cfg.data.tolerance_mm, memo=cache_root(cfg), workers=preparation_workers(cfg)
+    )
+    facts = {f.id: f for f in track(found, len(cohort.cases), "reading cases")}
+    ordered = [facts[c.id] for c in cohort.cases]
+    return facts, [p for f in ordered for p in f.problems] + cohort_problems(cohort, ordered)
+
+
+def refuse(problems: list[Problem], command: str) -> None:
+    """Raise DataError with every error among ``problems``, if there is one."""
+    errors = [p for p in problems if p.severity == "error"]
+    if not errors:
+        return
+    lines = [f"  {p.case}: {p.message} [{p.kind}] {p.file}" for p in errors[:20]]
+    if len(errors) > 20:
+        lines.append(f"  ... and {len(errors) - 20} more")
+    cases = sorted({p.case for p in errors})
+    raise DataError(
+        f"{len(errors)} errors in {len(cases)} cases; training would be wrong:\n"
+        + "\n".join(lines)
+        + f"\nMend the files, or leave cases out with 'data.exclude=[{','.join(cases[:3])}]'. Full report: {command}"
+    )
+
+
+def plan_for(
+    cfg: Config, cohort: Cohort, facts: dict[str, CaseFacts], split: Split, device: str
+) -> tuple[Fingerprint, Plan]:
+    """The fingerprint of the training cases, and the Plan made of it."""
+    measured = fingerprint([facts[i] for i in split.train])
+    plan = make_plan(
+        measured,
+        channels=cohort.channels,
+        classes=len(cohort.class_names),
+        device=device,
+        overrides=cfg.plan,
+        accumulate=1 if cfg.train.accumulate == "auto" else cfg.train.accumulate,
+    )
+    return measured, plan
+
+
+def prepare(cfg: Config, cohort: Cohort, device: str, track: Track[Any], frozen: Plan | None = None) -> Prepared:
+    """Everything up to the cache. ``frozen`` is the Plan of a run that is resumed. Raises DataError."""
+    facts, problems = inspect_cohort(cfg, cohort, track)
+    refuse(problems, "python -m data_prep.check with the same data settings")
+    split = choose_split(
+        cohort, fold=cfg.data.fold, folds=cfg.data.folds, seed=cfg.data.split_seed, splits=cfg.data.splits
+    )
+    measured, plan = plan_for(cfg, cohort, facts, split, device)
+    plan = frozen or plan
+    wanted = [i for part in (split.train, split.val) for i in part]
+    subset = dataclasses.replace(cohort, cases=tuple(cohort.case(i) for i in wanted))
+    done = list(
+        track(
+            prepare_cases(subset, facts, plan.spacing, plan.coarse_axis, cache_root(cfg), preparation_workers(cfg)),
+            len(wanted),
+            "preparing the cache",
+        )
+    )
+    refuse([p.problem for p in done if p.problem is not None], "python -m data_prep.check with the same data settings")
+    return Prepared(
+        cohort=cohort,
+        facts=facts,
+        warnings=tuple(p for p in problems if p.severity == "warning"),
+        split=split,
+        fingerprint=measured,
+        plan=plan,
+        entries={p.case_id: CacheEntry(p.entry_path) for p in done if p.entry_path is not None},
+        built=sum(p.built for p in done),
+        bytes=sum(p.bytes for p in done),
+    )
+
+
+def forecast(prepared_facts: dict[str, CaseFacts], plan: Plan) -> int:
+    """Bytes the cache of these cases takes."""
+    return forecast_bytes(list(prepared_facts.values()), plan.spacing)

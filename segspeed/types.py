@@ -1,0 +1,207 @@
+"""The plain types every room may use. Nothing here imports torch, Hydra or another room.
+
+Axis order: arrays are ``(C, D, H, W)`` and spacings ``(D, H, W)`` in mm; NIfTI files are ``(i, j, k)``.
+The conversion is named where it happens: ``segspeed.data.geometry``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+Severity = Literal["error", "warning", "info"]
+Triple = tuple[float, float, float]
+Shape3 = tuple[int, int, int]
+
+BACKGROUND = "background"
+
+
+class DataError(ValueError):
+    """The user's data or settings are wrong; the text says which case, which file, what, and what to do."""
+
+
+class RunStopped(RuntimeError):
+    """A run ended before its end on purpose (signal, fault); what was earned is saved."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One patient's study: one image path a channel, and the label map if there is one."""
+
+    id: str
+    images: tuple[Path, ...]
+    label: Path | None = None
+    patient: str = ""
+    site: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.patient:
+            object.__setattr__(self, "patient", self.id)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The case ids one fold trains on and is judged on."""
+
+    train: tuple[str, ...]
+    val: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Cases with the names of their channels and classes.
+
+    ``labels`` maps a foreground class name to the values that mean it in the files (several values are merged).
+    In arrays a class has the index of its place here plus one; 0 is background. ``splits`` is what the
+    source itself prescribes (empty: the folds are drawn by ``segspeed.data.split``).
+    """
+
+    name: str
+    cases: tuple[Case, ...]
+    labels: Mapping[str, tuple[int, ...]]
+    channels: tuple[str, ...]
+    splits: tuple[Split, ...] = ()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Foreground class names; index in arrays = position + 1."""
+        return tuple(self.labels)
+
+    def case(self, case_id: str) -> Case:
+        for case in self.cases:
+            if case.id == case_id:
+                return case
+        raise KeyError(case_id)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with one file, as `data_prep.check` reports it."""
+
+    case: str
+    file: str
+    severity: Severity
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a preprocessed array came from its file, enough to put a label map back.
+
+    All fields after ``affine`` speak of the canonical (closest RAS), transposed ``(D, H, W)`` grid.
+    """
+
+    affine: tuple[tuple[float, ...], ...]  # 4x4, voxel (i, j, k) to world mm, as the file has it
+    file_shape: Shape3  # (i, j, k)
+    ornt: tuple[tuple[int, int], ...]  # nibabel orientation of the file axes towards RAS
+    shape: Shape3  # canonical, before the crop
+    crop: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # start, stop an axis
+    spacing: Triple  # mm, before resampling
+    target_shape: Shape3  # after resampling
+    target_spacing: Triple  # mm, after resampling
+
+    @property
+    def crop_shape(self) -> Shape3:
+        a, b, c = (stop - start for start, stop in self.crop)
+        return (a, b, c)
+
+    @property
+    def resampled(self) -> bool:
+        return self.crop_shape != self.target_shape
+
+
+@dataclass(frozen=True)
+class CaseFacts:
+    """What reading one case once told us (all values measured, none guessed)."""
+
+    id: str
+    digest: str  # sha256 over the files' bytes, images then label
+    shape: Shape3 = (0, 0, 0)  # canonical (D, H, W)
+    spacing: Triple = (0.0, 0.0, 0.0)  # mm, (D, H, W)
+    orientation: str = ""  # nibabel axis codes of the file, e.g. "LPS"
+    crop_shape: Shape3 = (0, 0, 0)
+    class_voxels: Mapping[str, int] = field(default_factory=dict)
+    foreground: tuple[tuple[float, ...], ...] = ()  # sampled foreground intensities, one tuple a channel
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True)
+class ChannelNorm:
+    """Normalisation of one channel: clip to [low, high], subtract mean, divide by std (raw intensity units)."""
+
+    low: float
+    high: float
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a set of cases is like. ``intensity`` holds one mapping a channel with the foreground's
+    mean, std, median, minimum, maximum and the percentiles 0.5 and 99.5."""
+
+    cases: int
+    spacings: tuple[Triple, ...]  # mm, one a case
+    crop_shapes: tuple[Shape3, ...]
+    class_voxels: Mapping[str, int]
+    intensity: tuple[Mapping[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do about the fingerprint. Readable JSON; ``reasons`` names the rule behind each value.
+
+    ``normalisation`` is "ct" (constants of the training cases, in ``ct_norm``) or "zscore" (constants of each
+    case, kept with its cache entry), one a channel.
+    """
+
+    spacing: Triple  # mm, (D, H, W)
+    patch: Shape3
+    batch: int
+    accumulate: int
+    features: tuple[int, ...]  # channels a level, finest first
+    strides: tuple[Shape3, ...]  # first is (1, 1, 1)
+    kernels: tuple[Shape3, ...]
+    normalisation: tuple[str, ...]
+    ct_norm: tuple[ChannelNorm | None, ...]
+    coarse_axis: int | None = None  # 0, 1 or 2 of (D, H, W), where the data is anisotropic
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def divisor(self) -> Shape3:
+        """Patch sides must be multiples of these (product of the strides)."""
+        d, h, w = 1, 1, 1
+        for stride in self.strides:
+            d, h, w = d * stride[0], h * stride[1], w * stride[2]
+        return (d, h, w)
+
+
+@dataclass
+class Batch:
+    """``image[B, C, D, H, W]`` float, ``label[B, D, H, W]`` integer, on one device.
+
+    ``norm[B, C, 4]`` holds low, high, mean, std of each channel; ``index[B]`` is the sample's number in the run,
+    the seed of everything random about it.
+    """
+
+    image: torch.Tensor
+    label: torch.Tensor
+    norm: torch.Tensor
+    index: torch.Tensor
+    cases: tuple[str, ...]
+
+    def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
+        move = lambda t: t.to(device, non_blocking=non_blocking)  # noqa: E731
+        return Batch(move(self.image), move(self.label), move(self.norm), self.index, self.cases)
+
+    def pin_memory(self) -> Batch:
+        """Called by DataLoader's pinning thread."""
+        return Batch(
+            self.image.pin_memory(), self.label.pin_memory(), self.norm.pin_memory(), self.index, self.cases
+        )

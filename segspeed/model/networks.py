@@ -42,7 +42,7 @@ def dynunet(
 ) -> nn.Module:
     """A U-Net with instance normalisation, sized by the Plan (features, strides and kernels a level).
 
-    Deep supervision skips the two coarsest levels, as nnU-Net does (Isensee et al. 2021).
+    Deep supervision leaves the two coarsest levels out, as nnU-Net does (Isensee et al. 2021).
     """
     levels = len(plan.features)
     if levels < 3:
@@ -50,7 +50,7 @@ def dynunet(
             f"the Plan has {levels} resolution levels and a DynUNet needs at least 3: "
             f"the patch {plan.patch} is too small; set plan.patch to at least 16 voxels a side"
         )
-    heads = levels - 2 if deep_supervision else 0
+    heads = levels - 3 if deep_supervision else 0  # besides the full-size one
     return DeepDynUNet(
         spatial_dims=3,
         in_channels=in_channels,

@@ -1,0 +1,180 @@
+"""What happens between two optimiser steps: watch, record, evaluate, save, stop when asked to."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from segspeed.engine import Learner, Progress, Step
+from segspeed.record.checkpoints import BEST, save_atomic, save_last
+from segspeed.record.live import LiveBar
+from segspeed.record.run_record import RunRecord
+from segspeed.speed.cadence import Cadence
+from segspeed.speed.clock import Clock
+from segspeed.speed.memory import peak_memory_bytes
+from segspeed.speed.signals import StopRequest
+from segspeed.speed.watch import LateReader, LossGuard
+from segspeed.types import RunStopped
+
+RECORD_SECONDS = 2.0  # a step line in run.jsonl at most this often: 24 hours stay under 10 MB
+
+
+@dataclass
+class Tally:
+    """Sums over a run that a checkpoint carries on."""
+
+    waited: float = 0.0
+    step_seconds: float = 0.0
+    samples: int = 0
+    best: float = -1.0
+    last_dice: float | None = None
+
+
+@dataclass
+class Monitor:
+    """Called by `segspeed.engine.fit` after each step. ``evaluate`` scores the validation cases, records the scores
+    and returns their mean Dice; ``remaining`` estimates the seconds left from (step, elapsed)."""
+
+    learner: Learner
+    progress: Progress
+    folder: Path
+    record: RunRecord
+    bar: LiveBar
+    clock: Clock
+    cadence: Cadence
+    stop: StopRequest
+    evaluate: Callable[[], float]
+    remaining: Callable[[Progress], float]
+    save_every: float
+    tally: Tally = field(default_factory=Tally)
+    guard: LossGuard = field(default_factory=LossGuard)
+    reader: LateReader[Step] = field(default_factory=LateReader)
+    _saved: float = field(default_factory=time.perf_counter)
+    _recorded: float = 0.0
+
+    def __call__(self, step: Step) -> None:
+        self.tally.samples += step.samples
+        self.tally.waited += step.waited
+        self.tally.step_seconds += step.seconds
+        self.clock.add("train", step.seconds)
+        finished = self.reader.push(step, step.loss, step.norm)
+        if finished is not None:
+            self.note(finished[0], *finished[1])
+        if self.stop.signal is not None:
+            self.save()
+            raise RunStopped(f"{self.stop.name} received after step {step.number}")
+        if self.cadence.due(self.progress.elapsed, self.remaining(self.progress)):
+            self.evaluate_now()
+        if time.perf_counter() - self._saved >= self.save_every:
+            self.save()
+
+    def note(self, step: Step, loss: float, norm: float) -> None:
+        """Check, record and show one step whose numbers are on the host."""
+        precision = self.learner.precision
+        verdict = self.guard.verdict(loss, norm, scaled=precision.scaler.is_enabled())
+        if verdict is not None:
+            raise RunStopped(self._fault(step, verdict))
+        now = time.perf_counter()
+        rate = step.samples / step.seconds
+        wait = self.tally.waited / self.tally.step_seconds
+        if now - self._recorded >= RECORD_SECONDS or step.number == 1:
+            self._recorded = now
+            self.record.write(
+                "step",
+                step=step.number,
+                loss=loss,
+                lr=step.rate,
+                grad_norm=norm if norm < float("inf") else None,
+                samples_per_s=rate,
+                wait_share=wait,
+                memory_bytes=peak_memory_bytes(precision.device),
+                train_s=self.clock["train"],
+            )
+        self.bar.update(
+            step=step.number,
+            loss=loss,
+            samples_per_s=self.tally.samples / self.tally.step_seconds,
+            wait_share=wait,
+            dice=self.tally.last_dice,
+            remaining=self.remaining(self.progress),
+        )
+
+    def evaluate_now(self) -> None:
+        """One evaluation in the middle of the run; the best weights so far are kept apart as ``best.pt``."""
+        start = time.perf_counter()
+        dice = self.evaluate()
+        self.cadence.done(time.perf_counter() - start)
+        self.tally.last_dice = dice
+        if dice > self.tally.best:
+            self.tally.best = dice
+            save_atomic(self.weights() | {"step": self.progress.step, "mean_dice": dice}, self.folder / BEST)
+
+    def finish(self) -> None:
+        """Read the last step's numbers and save."""
+        finished = self.reader.flush()
+        if finished is not None:
+            self.note(finished[0], *finished[1])
+        self.save()
+
+    def weights(self) -> dict[str, Any]:
+        """The weights that are evaluated: averaged where there is an average."""
+        if self.learner.ema is None:
+            return {"model": self.learner.model.state_dict()}
+        with self.learner.ema.swapped(self.learner.model):
+            return {"model": {k: v.detach().clone() for k, v in self.learner.model.state_dict().items()}}
+
+    def save(self) -> None:
+        """Write ``last.pt``: everything that a resumed run needs to go on as if nothing had happened."""
+        start = time.perf_counter()
+        path = save_last(self.state(), self.folder)
+        self._saved = time.perf_counter()
+        self.record.write("save", step=self.progress.step, path=path.name, seconds=self._saved - start)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.learner.model.state_dict(),
+            "optimizer": self.learner.optimizer.state_dict(),
+            "scaler": self.learner.precision.scaler.state_dict(),
+            "ema": self.learner.ema.state_dict() if self.learner.ema else None,
+            "rng": torch.get_rng_state(),
+            "progress": dataclasses.asdict(self.progress),
+            "tally": dataclasses.asdict(self.tally),
+            "clock": dict(self.clock.spent),
+            "evaluation": {"spent": self.cadence.spent, "cost": self.cadence.cost},
+            "first_loss": self.guard.first,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint made by `state`."""
+        self.learner.model.load_state_dict(state["model"])
+        self.learner.optimizer.load_state_dict(state["optimizer"])
+        self.learner.precision.scaler.load_state_dict(state["scaler"])
+        if self.learner.ema is not None:
+            self.learner.ema.load_state_dict(state["ema"])
+        torch.set_rng_state(state["rng"])
+        for name, value in state["progress"].items():
+            setattr(self.progress, name, value)
+        self.tally = Tally(**state["tally"])
+        self.clock.spent.update(state["clock"])
+        self.cadence.spent, self.cadence.cost = state["evaluation"]["spent"], state["evaluation"]["cost"]
+        self.guard.first = state["first_loss"]
+
+    def _fault(self, step: Step, verdict: str) -> str:
+        path = self.folder / f"fault_step_{step.number:06d}.pt"
+        cases = [c for b in step.batches for c in b.cases]
+        batches = [
+            {"image": b.image, "label": b.label, "norm": b.norm, "index": b.index, "cases": list(b.cases)}
+            for b in step.batches
+        ]
+        save_atomic({"step": step.number, "verdict": verdict, "batches": batches}, path)
+        self.record.write("event", name="fault", message=f"step {step.number}: {verdict}; cases {', '.join(cases)}")
+        return (
+            f"step {step.number}: {verdict}. The cases were {', '.join(cases)}; their raw patches are in {path}. "
+            "Look at them, then lower optimizer.lr, or try precision=fp32. Checkpoints before the fault are intact."
+        )

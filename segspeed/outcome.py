@@ -1,0 +1,84 @@
+"""The end of a run: scored once with its last weights, result.json, pictures, report."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from segspeed.metric.summary import Summary
+from segspeed.record.live import print_result, say
+from segspeed.record.overlays import Overlay, make_overlay, save_overlays
+from segspeed.record.report import write_report
+from segspeed.record.run_folder import write_json_atomic
+from segspeed.speed.memory import peak_memory_bytes
+
+if TYPE_CHECKING:
+    from segspeed.training import Run
+
+
+def finish_run(run: Run) -> dict[str, Any]:
+    """Evaluate the last weights once, write result.json and report.html, print the table. Returns the result."""
+    summary = run.evaluate(final=True)
+    overlays = draw_overlays(run, summary)
+    save_overlays(run.folder.path / "overlays.npz", overlays)
+    result = result_of(run, summary)
+    run.record.write("end", result=result)
+    write_json_atomic(run.folder.result, result)
+    report = write_report(run.folder.path)
+    print_result(result, report)
+    if summary.mean_dice is None:
+        say("No validation case has any foreground, so there is no Dice. Choose another fold or mend the labels.")
+    return result
+
+
+def result_of(run: Run, summary: Summary) -> dict[str, Any]:
+    """What the run came to. Times in seconds, memory in bytes; ``mean_dice`` is that of the last weights."""
+    clock, tally = run.clock, run.monitor.tally
+    setup, cache, trained, evaluated = (clock[part] for part in ("setup", "cache", "train", "evaluation"))
+    return {
+        "cohort": run.prepared.cohort.name,
+        "mean_dice": summary.mean_dice,
+        "dice": dict(summary.dice),
+        "cases": len(run.prepared.split.val),
+        "train_s": trained,
+        "total_s": setup + cache + trained + evaluated,
+        "setup_s": setup,
+        "cache_s": cache,
+        "evaluation_s": evaluated,
+        "peak_memory_bytes": peak_memory_bytes(run.learner.precision.device),
+        "wait_share": tally.waited / tally.step_seconds if tally.step_seconds else 0.0,
+        "samples_per_s": tally.samples / tally.step_seconds if tally.step_seconds else 0.0,
+        "steps": run.progress.step,
+        "precision": run.learner.precision.name,
+        "weights": "ema" if run.learner.ema else "raw",
+        "best_selected_on_validation": tally.best if tally.best >= 0 else None,
+    }
+
+
+def draw_overlays(run: Run, summary: Summary) -> list[Overlay]:
+    """Best, median and worst case, predicted again on the cached grid and cut into three planes."""
+    ranked = summary.ranked()
+    if not ranked:
+        return []
+    chosen = {"best": ranked[0], "median": ranked[len(ranked) // 2], "worst": ranked[-1]}
+    ema = run.learner.ema
+    pictures = []
+    with ema.swapped(run.learner.model) if ema else nullcontext():
+        for role, (case, dice) in chosen.items():
+            number = run.prepared.split.val.index(case)
+            entry = run.val_entries[number]
+            scores = run.predictor.scores(entry.image, run.val_norms[number])
+            pictures.append(
+                make_overlay(
+                    role,
+                    case,
+                    dice,
+                    np.asarray(entry.image[0]),
+                    np.asarray(entry.label),
+                    scores.argmax(0),
+                    run.prepared.plan.spacing,
+                )
+            )
+    return pictures

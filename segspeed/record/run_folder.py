@@ -1,0 +1,78 @@
+"""The folder of one run: what was asked for, what was planned, what happened, what came out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+# Sections that may differ between the sessions of one run without changing what is learnt.
+FREE_SECTIONS = ("run", "save", "evaluation", "resume", "threads", "cache")
+FREE_KEYS = ("loader.workers", "loader.prefetch", "loader.pin_memory")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of a run's files."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "run.jsonl"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def finished(self) -> bool:
+        return self.result.exists()
+
+
+def choose_folder(root: str | Path, cohort: str, name: str | None) -> RunFolder:
+    """``<root>/<cohort>/<name>``; without a name the date and time, made unique."""
+    parent = Path(root) / cohort
+    if name is not None:
+        return RunFolder(parent / name)
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    taken = sum(1 for p in parent.glob(f"{stamp}*")) if parent.exists() else 0
+    return RunFolder(parent / (f"{stamp}_{taken}" if taken else stamp))
+
+
+def write_json_atomic(path: Path, value: Any) -> None:
+    """Whole or not at all; numbers that JSON lacks (NaN) are refused."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Settings that changed what a resumed run would learn, as "key: old -> new"."""
+    before, after = dict(flatten(old)), dict(flatten(new))
+    changed = []
+    for key in sorted({*before, *after}):
+        if key.split(".")[0] in FREE_SECTIONS or key in FREE_KEYS:
+            continue
+        if before.get(key) != after.get(key):
+            changed.append(f"{key}: {before.get(key)!r} -> {after.get(key)!r}")
+    return changed
+
+
+def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Leaves of nested mappings with dotted keys; lists are leaves."""
+    if isinstance(value, Mapping) and value:
+        return [pair for k, v in value.items() for pair in flatten(v, f"{prefix}.{k}" if prefix else str(k))]
+    return [(prefix, value)]

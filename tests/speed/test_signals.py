@@ -1,0 +1,42 @@
+import signal
+
+import pytest
+
+from segspeed.speed.clock import Clock
+from segspeed.speed.cpus import available_cpus, loader_workers
+from segspeed.speed.signals import catch_stop_signals
+
+
+def test_first_signal_is_noted_second_acts():
+    with pytest.raises(KeyboardInterrupt), catch_stop_signals() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.name == "SIGINT"
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_earlier_handler_is_called_too_and_comes_back():
+    seen = []
+    earlier = lambda number, frame: seen.append(number)  # noqa: E731
+    old = signal.signal(signal.SIGTERM, earlier)
+    try:
+        with catch_stop_signals() as stop:
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.name == "SIGTERM" and seen == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) is earlier
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+def test_clock_adds_up():
+    clock = Clock({"train": 2.0})
+    clock.add("train", 1.0)
+    with clock.measure("setup"):
+        pass
+    assert clock["train"] == 3.0 and clock["setup"] >= 0 and clock["cache"] == 0.0
+
+
+def test_workers():
+    assert available_cpus() >= 1
+    assert loader_workers(3, "cpu") == 3 and loader_workers(0, "cuda") == 0
+    assert loader_workers("auto", "cpu") == 1

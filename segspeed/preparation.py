@@ -110,7 +110,7 @@ def prepare(cfg: Config, cohort: Cohort, device: str, track: Track[Any], frozen:
         split=split,
         fingerprint=measured,
         plan=plan,
-        entries={p.case_id: CacheEntry(p.entry_path) for p in done if p.entry_path is not None},
+        entries={p.case_id: CacheEntry(p.path) for p in done if p.path is not None},
         built=sum(p.built for p in done),
         bytes=sum(p.bytes for p in done),
     )

@@ -1,0 +1,121 @@
+"""Intensity transforms of single channels, on the rows that drew them; every other row is left as it is.
+
+Rows are (sample, channel) pairs of an image viewed as ``(B * C, D, H, W)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Matrix = Callable[[int, float], np.ndarray]  # (length, parameter) -> (length, length)
+
+
+def add_noise(image: Tensor, std: np.ndarray, seeds: np.ndarray) -> None:
+    """Gaussian noise of standard deviation ``std (B,)``, in place; each sample from its own generator, so that its
+    noise does not depend on its neighbours in the batch."""
+    for row in np.flatnonzero(std):
+        generator = torch.Generator(image.device).manual_seed(int(seeds[row]))
+        noise = torch.randn(image.shape[1:], generator=generator, device=image.device, dtype=image.dtype)
+        image[row].add_(noise, alpha=float(std[row]))
+
+
+def multiply(rows: Tensor, factor: np.ndarray) -> None:
+    """Brightness: times ``factor (B * C,)``, in place."""
+    if (factor != 1).any():
+        rows.mul_(_column(factor, rows))
+
+
+def contrast(rows: Tensor, factor: np.ndarray) -> None:
+    """Spread about the mean by ``factor (B * C,)``, clamped to the row's old range, in place."""
+    picked = _picked(factor != 1, rows)
+    if picked is None:
+        return
+    x = rows[picked]
+    mean, low, high = x.mean((1, 2, 3), keepdim=True), x.amin((1, 2, 3), keepdim=True), x.amax((1, 2, 3), keepdim=True)
+    f = _column(factor, rows)[picked]
+    rows[picked] = x.sub_(mean).mul_(f).add_(mean).clamp_(low, high)
+
+
+def gamma(rows: Tensor, exponent: np.ndarray, invert: np.ndarray) -> None:
+    """x to the power ``exponent (B * C,)`` on the row's range scaled to [0, 1], mean and standard deviation restored
+    (nnU-Net's "retain stats"); where ``invert``, on negated intensities. In place."""
+    picked = _picked(exponent != 1, rows)
+    if picked is None:
+        return
+    x = rows[picked]
+    sign = _column(np.where(invert, -1.0, 1.0), rows)[picked]
+    x.mul_(sign)
+    mean, std = x.mean((1, 2, 3), keepdim=True), x.std((1, 2, 3), keepdim=True)
+    low = x.amin((1, 2, 3), keepdim=True)
+    span = (x.amax((1, 2, 3), keepdim=True) - low).clamp_min_(1e-7)
+    x.sub_(low).div_(span).pow_(_column(exponent, rows)[picked])
+    now = x.std((1, 2, 3), keepdim=True).clamp_min_(1e-7)
+    x.sub_(x.mean((1, 2, 3), keepdim=True)).mul_(std / now).add_(mean)
+    rows[picked] = x.mul_(sign)
+
+
+def blur(rows: Tensor, sigma: np.ndarray) -> None:
+    """Gaussian of ``sigma (B * C,)`` voxels, borders repeated, in place."""
+    _separable(rows, sigma, sigma != 0, blur_matrix)
+
+
+def low_resolution(rows: Tensor, zoom: np.ndarray) -> None:
+    """Keep a share ``zoom (B * C,)`` of the voxels an axis (nearest), then enlarge linearly, in place."""
+    _separable(rows, zoom, zoom != 1, low_resolution_matrix)
+
+
+def blur_matrix(length: int, sigma: float) -> np.ndarray:
+    """Gaussian smoothing of a line as a matrix; cut at 4 sigma, borders repeated (scipy's mode "nearest")."""
+    radius = int(4 * sigma + 0.5)
+    taps = np.arange(-radius, radius + 1)
+    weights = np.exp(-0.5 * (taps / sigma) ** 2)
+    weights /= weights.sum()
+    out = np.zeros((length, length), dtype=np.float32)
+    centre = np.arange(length)
+    for tap, weight in zip(taps, weights, strict=True):
+        np.add.at(out, (centre, np.clip(centre + tap, 0, length - 1)), weight)
+    return out
+
+
+def low_resolution_matrix(length: int, zoom: float) -> np.ndarray:
+    """Nearest reduction to ``round(length * zoom)`` voxels, then linear enlargement, as one matrix."""
+    small = max(1, round(length * zoom))
+    kept = np.clip(np.floor((np.arange(small) + 0.5) * length / small), 0, length - 1).astype(int)
+    at = np.clip((np.arange(length) + 0.5) * small / length - 0.5, 0, small - 1)
+    below = np.floor(at).astype(int)
+    above, share = np.minimum(below + 1, small - 1), (at - below).astype(np.float32)
+    out = np.zeros((length, length), dtype=np.float32)
+    rows = np.arange(length)
+    np.add.at(out, (rows, kept[below]), 1 - share)
+    np.add.at(out, (rows, kept[above]), share)
+    return out
+
+
+def _separable(rows: Tensor, values: np.ndarray, drawn: np.ndarray, matrix: Matrix) -> None:
+    """A linear map a row, the same along D, H and W: three batched matrix products instead of a loop over rows."""
+    picked = _picked(drawn, rows)
+    if picked is None:
+        return
+    x = rows[picked]
+    n, d, h, w = x.shape
+    per_length = {
+        length: torch.from_numpy(np.stack([matrix(length, float(v)) for v in values[drawn]])).to(x)
+        for length in {d, h, w}
+    }
+    x = torch.bmm(x.reshape(n, d * h, w), per_length[w].transpose(1, 2)).view(n, d, h, w)
+    x = torch.matmul(per_length[h].unsqueeze(1), x)
+    rows[picked] = torch.bmm(per_length[d], x.reshape(n, d, h * w)).view(n, d, h, w)
+
+
+def _picked(drawn: np.ndarray, rows: Tensor) -> Tensor | None:
+    if not drawn.any():
+        return None
+    return torch.from_numpy(np.flatnonzero(drawn)).to(rows.device)
+
+
+def _column(values: np.ndarray, rows: Tensor) -> Tensor:
+    return torch.from_numpy(np.asarray(values, dtype=np.float32)).to(rows.device).view(-1, 1, 1, 1)

@@ -1,0 +1,101 @@
+"""Rotation, scale and flip in one resampling; flips alone move voxels without touching their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from segspeed.augment.draw import Params
+from segspeed.types import Shape3, Triple
+
+
+def spatial(
+    image: Tensor,
+    label: Tensor,
+    params: Params,
+    patch: Shape3,
+    spacing: Triple,
+    swap_on_flip: Sequence[tuple[int, int]] = (),
+) -> tuple[Tensor, Tensor]:
+    """Turn, scale and mirror ``image (B, C, D, H, W)`` and ``label (B, D, H, W)`` about their centre into ``patch``.
+
+    Angles are angles in mm, whatever the spacing. The image is interpolated linearly and the label takes its
+    nearest voxel, both through the same matrix; outside is 0 in both.
+    """
+    turned = (params.rotation != 0).any(1) | (params.scale != 1)
+    out_image, out_label = _centre(image, patch), _centre(label, patch)
+    if out_image.data_ptr() == image.data_ptr():
+        out_image, out_label = image.clone(), label.clone()
+    else:
+        out_image, out_label = out_image.contiguous(), out_label.contiguous()
+    if turned.any():
+        rows = torch.from_numpy(np.flatnonzero(turned)).to(image.device)
+        theta = _theta(params, turned, tuple(image.shape[2:]), patch, spacing).to(image.device, image.dtype)
+        grid = F.affine_grid(theta, [len(rows), 1, *patch], align_corners=False)
+        out_image[rows] = F.grid_sample(image[rows], grid, mode="bilinear", align_corners=False)
+        hard = F.grid_sample(label[rows].unsqueeze(1).to(image.dtype), grid, mode="nearest", align_corners=False)
+        out_label[rows] = hard.squeeze(1).to(label.dtype)
+    for axes in product((False, True), repeat=3):
+        which = (params.flip == axes).all(1) & ~turned
+        if any(axes) and which.any():
+            rows = torch.from_numpy(np.flatnonzero(which)).to(image.device)
+            over = [a for a in range(3) if axes[a]]
+            out_image[rows] = out_image[rows].flip([a + 2 for a in over])
+            out_label[rows] = out_label[rows].flip([a + 1 for a in over])
+    mirrored = params.flip[:, 2]
+    if swap_on_flip and mirrored.any():
+        rows = torch.from_numpy(np.flatnonzero(mirrored)).to(image.device)
+        part = out_label[rows]
+        swapped = part.clone()
+        for a, b in swap_on_flip:
+            swapped[part == a] = b
+            swapped[part == b] = a
+        out_label[rows] = swapped
+    return out_image, out_label
+
+
+def _centre(tensor: Tensor, patch: Shape3) -> Tensor:
+    start = [(n - p) // 2 for n, p in zip(tensor.shape[-3:], patch, strict=True)]
+    d, h, w = (slice(s, s + p) for s, p in zip(start, patch, strict=True))
+    return tensor[..., d, h, w]
+
+
+def _theta(params: Params, rows: np.ndarray, source: tuple[int, ...], patch: Shape3, spacing: Triple) -> Tensor:
+    """``(R, 3, 4)`` for `torch.nn.functional.affine_grid`: from output to input, axes in order (W, H, D), in units in
+    which a side runs from -1 to 1 between its outer voxel faces."""
+    matrices = voxel_matrices(params, spacing)[rows]
+    size, out = np.array(source, dtype=float), np.array(patch, dtype=float)
+    unit = matrices * out[None, None, :] / size[None, :, None]
+    # the centre crop of an odd difference lies half a voxel off the centre; the resampled patch must lie there too
+    offset = (size - out) // 2 + (out - 1) / 2 - (size - 1) / 2
+    shift = np.broadcast_to(2 * offset / size, (len(matrices), 3))
+    theta = np.concatenate([unit[:, ::-1, ::-1], shift[:, ::-1, None]], axis=2)
+    return torch.from_numpy(np.ascontiguousarray(theta))
+
+
+def voxel_matrices(params: Params, spacing: Triple) -> np.ndarray:
+    """``(B, 3, 3)``: offset from the centre in output voxels (D, H, W) -> offset in input voxels.
+
+    output -> mirrored -> mm -> turned back and scaled back -> voxels. Positive angles turn content from H to W
+    (about D), from W to D (about H) and from D to H (about W).
+    """
+    mm = np.diag(spacing)
+    out = []
+    for angles, scale, flip in zip(params.rotation, params.scale, params.flip, strict=True):
+        mirror = np.diag(np.where(flip, -1.0, 1.0))
+        out.append(np.linalg.inv(mm) @ rotation_matrix(angles).T @ mm @ mirror / scale)
+    return np.stack(out)
+
+
+def rotation_matrix(angles: np.ndarray) -> np.ndarray:
+    """Rotation in (D, H, W) coordinates by angles (radians) about D, then H, then W."""
+    (cd, ch, cw), (sd, sh, sw) = np.cos(angles), np.sin(angles)
+    about_d = np.array([[1, 0, 0], [0, cd, -sd], [0, sd, cd]])
+    about_h = np.array([[ch, 0, sh], [0, 1, 0], [-sh, 0, ch]])
+    about_w = np.array([[cw, -sw, 0], [sw, cw, 0], [0, 0, 1]])
+    return np.asarray(about_w @ about_h @ about_d)

@@ -1,0 +1,177 @@
+"""Preprocessed volumes on disk, memory-mapped. The key is the content: files, settings, format.
+
+``<root>/<cohort>/<case>-<key>/`` holds image.npy, label.npy, native_label.npy, foreground.npy and case.json.
+A folder appears whole or not at all, so one that exists is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from segspeed.data.digest import hash_text
+from segspeed.data.jsonio import from_plain, to_plain
+from segspeed.data.preprocess import PreparedArrays
+from segspeed.types import DataError, Geometry
+
+FORMAT = 1  # raise it when the meaning of the stored arrays changes
+MAX_OPEN = 128  # maps a process keeps open; each holds a file descriptor
+_open: OrderedDict[str, np.ndarray] = OrderedDict()
+
+
+def entry_key(digest: str, settings: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits over the files' digest, the preprocessing settings and the format."""
+    text = json.dumps({"files": digest, "settings": to_plain(settings), "format": FORMAT}, sort_keys=True)
+    return hash_text(text)[:16]
+
+
+def entry_path(root: Path, cohort: str, case_id: str, key: str) -> Path:
+    return root / _plain(cohort) / f"{_plain(case_id)}-{key}"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\\/:\0]", "_", name)
+
+
+def write_entry(path: Path, case_id: str, arrays: PreparedArrays) -> int:
+    """Write an entry beside its place, sync it, rename it. Returns its bytes. Another process may win the race:
+    the content is the same, and ours is dropped."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    building = path.with_name(f".building-{path.name}-{uuid.uuid4().hex[:8]}")
+    building.mkdir()
+    try:
+        _save(building / "image.npy", arrays.image)
+        _save(building / "label.npy", arrays.label)
+        _save(building / "native_label.npy", arrays.native_label)
+        classes = sorted(arrays.foreground)
+        voxels = [arrays.foreground[c] for c in classes]
+        _save(building / "foreground.npy", np.concatenate(voxels) if voxels else np.zeros((0, 3), np.int32))
+        about = {
+            "case": case_id,
+            "geometry": to_plain(arrays.geometry),
+            "norm": arrays.norm.tolist(),
+            "classes": classes,
+            "counts": [len(v) for v in voxels],
+            "image_shape": list(arrays.image.shape),
+        }
+        with open(building / "case.json", "w", encoding="utf-8") as file:
+            json.dump(about, file)
+            file.flush()
+            os.fsync(file.fileno())
+        size = entry_bytes(building)
+        try:
+            os.rename(building, path)
+        except OSError:
+            if not path.is_dir():
+                raise
+        return size
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def entry_bytes(path: Path) -> int:
+    return sum(f.stat().st_size for f in path.iterdir())
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    with open(path, "wb") as file:
+        np.save(file, array)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """One case in the cache. Cheap to make and to pickle; arrays are mapped when first read."""
+
+    path: Path
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        return _about(self.path)
+
+    @property
+    def case_id(self) -> str:
+        return str(self.about["case"])
+
+    @property
+    def image(self) -> np.ndarray:
+        """``(C, D, H, W)`` float32, raw intensities on the planned grid, memory-mapped."""
+        array = _mapped(self.path / "image.npy")
+        if list(array.shape) != self.about["image_shape"]:
+            raise _damaged(self.path, f"image.npy has shape {array.shape}")
+        return array
+
+    @property
+    def label(self) -> np.ndarray:
+        """``(D, H, W)`` class indices on the planned grid, memory-mapped."""
+        return _mapped(self.path / "label.npy")
+
+    @property
+    def native_label(self) -> np.ndarray:
+        """``(D, H, W)`` class indices on the file's whole grid in canonical order, memory-mapped."""
+        return _mapped(self.path / "native_label.npy")
+
+    def foreground(self, class_index: int) -> np.ndarray:
+        """Voxel coordinates ``(n, 3)`` of a class in ``label``."""
+        place = self.about["classes"].index(class_index)
+        start = sum(self.about["counts"][:place])
+        return _mapped(self.path / "foreground.npy")[start : start + self.about["counts"][place]]
+
+    @property
+    def class_indices(self) -> tuple[int, ...]:
+        """Classes present in ``label``."""
+        return tuple(self.about["classes"])
+
+    @property
+    def norm(self) -> np.ndarray:
+        """``(C, 4)`` float32: low, high, mean, std of each channel of this case."""
+        return np.array(self.about["norm"], dtype=np.float32)
+
+    @property
+    def geometry(self) -> Geometry:
+        return from_plain(self.about["geometry"], Geometry)
+
+
+_abouts: dict[Path, Mapping[str, Any]] = {}
+
+
+def _about(path: Path) -> Mapping[str, Any]:
+    if path not in _abouts:
+        try:
+            _abouts[path] = json.loads((path / "case.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise _damaged(path, f"case.json: {error}") from error
+    return _abouts[path]
+
+
+def _mapped(path: Path) -> np.ndarray:
+    key = str(path)
+    if key in _open:
+        _open.move_to_end(key)
+        return _open[key]
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _damaged(path.parent, f"{path.name}: {error}") from error
+    _open[key] = array
+    if len(_open) > MAX_OPEN:
+        _open.popitem(last=False)
+    return array
+
+
+def _damaged(path: Path, what: str) -> DataError:
+    return DataError(
+        f"the cache entry {path.name} is damaged ({what}). Delete the folder {path} and run data_prep.prepare "
+        "with the same data settings: only what is missing is built again"
+    )

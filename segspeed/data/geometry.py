@@ -1,0 +1,179 @@
+"""The one reader of volumes, and how an array came from its file.
+
+NIfTI ``(i, j, k)`` -> closest canonical RAS (by flips and swaps, never by interpolation) -> transposed
+``(k, j, i)``. So arrays are ``(D, H, W)``: D towards superior, H towards anterior, W towards the right.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+from nibabel.filebasedimages import ImageFileError
+from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
+
+from segspeed.types import DataError, Geometry, Shape3, Triple
+
+_RAS = axcodes2ornt(("R", "A", "S"))
+UNREADABLE = (OSError, EOFError, ImageFileError, zlib.error, ValueError)
+
+
+@dataclass(frozen=True)
+class Volume:
+    """One file's voxels ``(D, H, W)`` in canonical order, with what it takes to go back.
+
+    ``notes`` are (kind, message) pairs of oddities that do not stop the file from being used.
+    """
+
+    array: np.ndarray
+    affine: np.ndarray  # 4x4, (i, j, k) to world mm, as the file has it
+    file_shape: Shape3
+    ornt: np.ndarray  # (3, 2) nibabel orientation of the file axes
+    spacing: Triple  # mm, (D, H, W)
+    notes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def shape(self) -> Shape3:
+        d, h, w = self.array.shape
+        return (d, h, w)
+
+    @property
+    def orientation(self) -> str:
+        """Axis codes of the file, e.g. "LPS"."""
+        return "".join(nib.orientations.ornt2axcodes(self.ornt))
+
+    def geometry(
+        self, crop: tuple[tuple[int, int], ...] | None = None, target: tuple[Shape3, Triple] | None = None
+    ) -> Geometry:
+        """The Geometry of this volume, cropped to ``crop`` and resampled to ``target`` (shape, spacing in mm)."""
+        box = crop or tuple((0, n) for n in self.shape)
+        size = tuple(stop - start for start, stop in box)
+        shape, spacing = target or (size, self.spacing)
+        return Geometry(
+            affine=tuple(tuple(float(v) for v in row) for row in self.affine),
+            file_shape=self.file_shape,
+            ornt=tuple((int(a), int(f)) for a, f in self.ornt),
+            shape=self.shape,
+            crop=tuple((int(a), int(b)) for a, b in box),  # type: ignore[arg-type]
+            spacing=self.spacing,
+            target_shape=shape,  # type: ignore[arg-type]
+            target_spacing=spacing,
+        )
+
+
+class VolumeError(DataError):
+    """A file that cannot be used; ``kind`` is the slug of the report."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def read_volume(path: Path, *, scaled: bool = True) -> Volume:
+    """Read a NIfTI file whole, voxels included (a truncated file has a sound header).
+
+    ``scaled`` gives float32 with slope and intercept applied; without it float64 (labels, see
+    `segspeed.data.labels`). Raises VolumeError with what is wrong and what to do.
+    """
+    if not path.is_file():
+        raise VolumeError("missing-file", f"the file does not exist: {path.name}")
+    try:
+        image = nib.load(path)  # type: ignore[attr-defined]
+    except UNREADABLE as error:
+        raise VolumeError("unreadable", _why(path, error)) from error
+    shape = tuple(int(n) for n in image.shape)  # type: ignore[attr-defined]
+    notes = []
+    spatial = shape[:3]
+    if len(shape) > 3 and all(n == 1 for n in shape[3:]):
+        notes.append(("squeezed", f"shape {shape}: trailing axes of length 1 were dropped"))
+    elif len(shape) > 3:
+        raise VolumeError(
+            "four-dimensional",
+            f"shape {shape} is not one volume: the last axis may be channels, time frames or b-values. "
+            "Write each as a file of its own and name them as channels, or pick one frame",
+        )
+    if len(shape) < 3:
+        raise VolumeError("not-3d", f"shape {shape} is no volume; segspeed needs three axes")
+    if 0 in spatial:
+        raise VolumeError("empty-volume", f"shape {shape} has no voxels")
+    kind = image.get_data_dtype()  # type: ignore[attr-defined]
+    if kind.names is not None:
+        raise VolumeError("rgb", "RGB voxels (a screenshot or secondary capture) carry no intensities; leave it out")
+    if kind.kind == "c":
+        raise VolumeError("complex", "complex voxels: write the magnitude as a real volume")
+    affine = np.asarray(image.affine, dtype=np.float64)  # type: ignore[attr-defined]
+    lengths = np.sqrt((affine[:3, :3] ** 2).sum(0))
+    if not np.isfinite(affine).all() or (lengths <= 0).any():
+        raise VolumeError("bad-affine", f"voxel sizes {lengths.tolist()} mm in the header: they must be positive")
+    try:
+        raw = np.asanyarray(image.dataobj)  # type: ignore[attr-defined]
+    except UNREADABLE as error:
+        raise VolumeError("unreadable", _why(path, error)) from error
+    array = raw.reshape(spatial).astype(np.float32 if scaled else np.float64, copy=False)
+    notes += _header_notes(image.header, affine, spatial)  # type: ignore[attr-defined]
+    ornt = io_orientation(affine)
+    if np.isnan(ornt).any():
+        raise VolumeError("bad-affine", "the affine maps two axes onto one; the header is damaged")
+    canonical = apply_orientation(array, ornt_transform(ornt, _RAS)).transpose(2, 1, 0)
+    i, j, k = (float(lengths[int(np.where(ornt[:, 0] == axis)[0][0])]) for axis in range(3))
+    return Volume(np.ascontiguousarray(canonical), affine, spatial, ornt, (k, j, i), tuple(notes))
+
+
+def to_file_axes(array: np.ndarray, geometry: Geometry) -> np.ndarray:
+    """``(D, H, W)`` canonical back to the file's own ``(i, j, k)``: the exact inverse of `read_volume`."""
+    assert array.shape == geometry.shape, f"{array.shape} is not the canonical shape {geometry.shape}"
+    back = ornt_transform(_RAS, np.asarray(geometry.ornt, dtype=float))
+    return apply_orientation(array.transpose(2, 1, 0), back)
+
+
+def corner_distance_mm(affine_a: np.ndarray, shape_a: Shape3, affine_b: np.ndarray, shape_b: Shape3) -> float:
+    """Largest distance in mm between corresponding corners (outer voxel centres) of two grids."""
+
+    def corners(affine: np.ndarray, shape: Shape3) -> np.ndarray:
+        at = np.array(list(itertools.product(*[(0, n - 1) for n in shape])), dtype=float)
+        return at @ np.asarray(affine)[:3, :3].T + np.asarray(affine)[:3, 3]
+
+    return float(np.linalg.norm(corners(affine_a, shape_a) - corners(affine_b, shape_b), axis=1).max())
+
+
+def _why(path: Path, error: BaseException) -> str:
+    if path.name.lower().endswith(".gz") and path.stat().st_size >= 2:
+        with open(path, "rb") as file:
+            if file.read(2) != b"\x1f\x8b":
+                return "named .gz but not a gzip file: rename it to .nii or compress it"
+    text = str(error).splitlines()[0][:150] if str(error) else type(error).__name__
+    return f"cannot be read, the file is damaged or cut short ({text}); copy it again from its source"
+
+
+def _header_notes(header: object, affine: np.ndarray, shape: Shape3) -> list[tuple[str, str]]:
+    notes = []
+    if hasattr(header, "get_sform"):
+        sform, scode = header.get_sform(coded=True)
+        qform, qcode = _qform(header)
+        if not scode and not qcode:
+            notes.append(
+                ("no-orientation", "neither sform nor qform is coded, so left and right are a guess of the reader")
+            )
+        elif sform is not None and scode and qcode and qform is not None:
+            apart = corner_distance_mm(sform, shape, qform, shape)
+            if apart > 1.0:
+                notes.append(
+                    ("two-orientations", f"qform and sform are both coded and {apart:.1f} mm apart; sform is used")
+                )
+    unit = affine[:3, :3] / np.sqrt((affine[:3, :3] ** 2).sum(0))
+    skew = float(np.abs(unit.T @ unit - np.eye(3)).max())
+    if skew > 0.01:
+        notes.append(("shear", f"the axes are not at right angles (cosine {skew:.3f}); distances in mm are approximate"))
+    return notes
+
+
+def _qform(header: object) -> tuple[np.ndarray | None, int]:
+    try:
+        qform, code = header.get_qform(coded=True)  # type: ignore[attr-defined]
+    except (ValueError, nib.spatialimages.HeaderDataError):  # a quaternion that is none; the sform stands
+        return None, 0
+    return qform, int(code)

@@ -1,0 +1,204 @@
+"""From the fingerprint to a Plan, each value by a stated rule (after nnU-Net's, Isensee et al. 2021), or by hand."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from segspeed.config import PlanConfig
+from segspeed.types import ChannelNorm, DataError, Fingerprint, Plan, Shape3, Triple
+
+COARSE_RATIO = 3.0  # an axis this many times coarser than the others is anisotropic
+MIN_FEATURE_MAP = 4  # voxels; an axis is not halved below this
+MAX_LEVELS = 6
+MAX_FEATURES = 320
+BUDGET = {"cpu": 40 * 56 * 40, "cuda": 128**3}  # voxels of a patch
+FIRST_FEATURES = {"cpu": 16, "cuda": 32}
+MAX_BATCH = {"cpu": 8, "cuda": 32}
+BATCH_VOXELS = {"cpu": 8 * 40 * 56 * 40, "cuda": 2 * 128**3}
+DATASET_SHARE = 0.05  # of all voxels; a larger batch would overfit few small cases
+
+
+def make_plan(
+    fp: Fingerprint,
+    *,
+    channels: Sequence[str],
+    classes: int,
+    device: str,
+    overrides: PlanConfig,
+    accumulate: int = 1,
+) -> Plan:
+    """The Plan for a fingerprint on a "cpu" or "cuda" device. Raises DataError for values that cannot work."""
+    kind = device if device in BUDGET else "cpu"
+    why: dict[str, str] = {}
+    spacing, coarse = _spacing(fp, overrides, why)
+    median = _median_shape(fp, spacing)
+    patch, strides, kernels = _patch_and_levels(median, spacing, BUDGET[kind], overrides, why)
+    features = _features(len(strides), kind, overrides, why)
+    batch = _batch(fp, spacing, patch, kind, overrides, why)
+    normalisation, ct = _normalisation(fp, channels, overrides, why)
+    if classes < 1:
+        raise DataError("the cohort declares no foreground class")
+    why["accumulate"] = "as set by train.accumulate (auto is 1)"
+    return Plan(
+        spacing=spacing,
+        patch=patch,
+        batch=batch,
+        accumulate=accumulate,
+        features=features,
+        strides=strides,
+        kernels=kernels,
+        normalisation=normalisation,
+        ct_norm=ct,
+        coarse_axis=coarse,
+        reasons=why,
+    )
+
+
+def _spacing(fp: Fingerprint, overrides: PlanConfig, why: dict[str, str]) -> tuple[Triple, int | None]:
+    all_spacings = np.array(fp.spacings)
+    target = np.median(all_spacings, axis=0)
+    shape = np.median(np.array(fp.crop_shapes), axis=0)
+    axis = int(target.argmax())
+    others = [a for a in range(3) if a != axis]
+    coarse = axis if target[axis] >= COARSE_RATIO * target[others].max() else None
+    if coarse is not None and shape[axis] * 3 > shape[others].min():
+        coarse = None  # thick slices, but many of them: no rule of its own
+    why["spacing"] = "median spacing of the training cases an axis"
+    if coarse is not None:
+        target[coarse] = max(float(np.percentile(all_spacings[:, coarse], 10)), float(target[others].max()))
+        why["spacing"] += f"; axis {'DHW'[coarse]} is {COARSE_RATIO:g} times coarser and takes its 10th percentile"
+    if overrides.spacing != "auto":
+        if min(overrides.spacing) <= 0:
+            raise DataError(f"plan.spacing={list(overrides.spacing)} must be positive, in mm")
+        why["spacing"] = "set by hand"
+        target = np.array(overrides.spacing)
+    d, h, w = (float(round(v, 6)) for v in target)
+    return (d, h, w), coarse
+
+
+def _median_shape(fp: Fingerprint, spacing: Triple) -> np.ndarray:
+    shapes = np.array(fp.crop_shapes) * np.array(fp.spacings) / np.array(spacing)
+    return np.maximum(np.median(shapes, axis=0), 1)
+
+
+def _patch_and_levels(
+    median: np.ndarray, spacing: Triple, budget: int, overrides: PlanConfig, why: dict[str, str]
+) -> tuple[Shape3, tuple[Shape3, ...], tuple[Shape3, ...]]:
+    by_hand = overrides.patch != "auto"
+    if by_hand:
+        wanted = np.array(overrides.patch, dtype=float)
+        why["patch"] = "set by hand"
+    else:
+        # A cube in mm first, then no axis longer than the median volume, then down to the budget.
+        side = np.prod(median) ** (1 / 3) * (np.prod(spacing)) ** (1 / 3)
+        wanted = np.minimum(np.full(3, max(side, 1.0)) / np.array(spacing) * 4, median)
+        while np.prod(wanted) > budget:
+            longest = int((wanted * np.array(spacing)).argmax())
+            wanted[longest] *= 0.97
+        why["patch"] = (
+            f"the median volume ({'x'.join(str(round(v)) for v in median)} voxels), shortened where it is longest in "
+            f"mm to at most {budget:,} voxels, and rounded so that the strides divide it"
+        )
+    strides, kernels = _levels(wanted, spacing)
+    divisor = np.prod(np.array(strides), axis=0)
+    if by_hand:
+        wrong = wanted.astype(int) % divisor
+        if wrong.any():
+            near = [max(int(d), int(round(n / d) * d)) for n, d in zip(wanted, divisor, strict=True)]
+            raise DataError(
+                f"plan.patch={[int(v) for v in wanted]} is not a multiple of the strides {divisor.tolist()}; "
+                f"nearest: [{','.join(map(str, near))}]"
+            )
+        d, h, w = (int(v) for v in wanted)
+    else:
+        d, h, w = (int(max(1, math.ceil(n / q - 0.25)) * q) for n, q in zip(wanted, divisor, strict=True))
+        while d * h * w > 1.15 * budget:
+            sides = [(d, 0), (h, 1), (w, 2)]
+            _, axis = max((n * spacing[a], a) for n, a in sides if n > divisor[a])
+            d, h, w = (n - int(divisor[a]) * (a == axis) for n, a in sides)
+    why["levels"] = (
+        f"an axis is halved while it keeps {MIN_FEATURE_MAP} voxels and is at most twice as fine as the coarsest; "
+        f"at most {MAX_LEVELS} levels; a kernel is 1 thick along an axis twice as coarse as the finest"
+    )
+    return (d, h, w), strides, kernels
+
+
+def _levels(patch: np.ndarray, spacing: Triple) -> tuple[tuple[Shape3, ...], tuple[Shape3, ...]]:
+    size, mm = np.array(patch, dtype=float), np.array(spacing, dtype=float)
+    strides: list[Shape3] = [(1, 1, 1)]
+    kernels: list[Shape3] = [_kernel(mm)]
+    while len(strides) < MAX_LEVELS:
+        halve = (np.ceil(size / 2 - 0.25) >= MIN_FEATURE_MAP) & (mm < 2 * mm.min())
+        if not halve.any():
+            break
+        strides.append(_shape(np.where(halve, 2, 1)))
+        size, mm = np.where(halve, size / 2, size), np.where(halve, mm * 2, mm)
+        kernels.append(_kernel(mm))
+    return tuple(strides), tuple(kernels)
+
+
+def _kernel(mm: np.ndarray) -> Shape3:
+    return _shape(np.where(mm >= 2 * mm.min(), 1, 3))
+
+
+def _shape(values: np.ndarray) -> Shape3:
+    d, h, w = (int(v) for v in values)
+    return (d, h, w)
+
+
+def _features(levels: int, kind: str, overrides: PlanConfig, why: dict[str, str]) -> tuple[int, ...]:
+    if overrides.features != "auto":
+        if len(overrides.features) != levels:
+            raise DataError(
+                f"plan.features has {len(overrides.features)} values, but the patch gives {levels} levels; "
+                "give one number of channels a level, finest first"
+            )
+        why["features"] = "set by hand"
+        return tuple(overrides.features)
+    first = FIRST_FEATURES[kind]
+    why["features"] = f"{first} on {kind}, doubled a level, at most {MAX_FEATURES}"
+    return tuple(min(first * 2**level, MAX_FEATURES) for level in range(levels))
+
+
+def _batch(
+    fp: Fingerprint, spacing: Triple, patch: Shape3, kind: str, overrides: PlanConfig, why: dict[str, str]
+) -> int:
+    if overrides.batch != "auto":
+        why["batch"] = "set by hand"
+        return int(overrides.batch)
+    voxels = np.prod(np.array(fp.crop_shapes) * np.array(fp.spacings) / np.array(spacing), axis=1).sum()
+    fits = BATCH_VOXELS[kind] // int(np.prod(patch))
+    seen = int(DATASET_SHARE * float(voxels) / float(np.prod(patch)))
+    why["batch"] = (
+        f"{BATCH_VOXELS[kind]:,} voxels a batch on {kind}, at most {MAX_BATCH[kind]} patches and "
+        f"{DATASET_SHARE:.0%} of the training voxels, at least 2"
+    )
+    return max(2, min(fits, seen, MAX_BATCH[kind]))
+
+
+def _normalisation(
+    fp: Fingerprint, channels: Sequence[str], overrides: PlanConfig, why: dict[str, str]
+) -> tuple[tuple[str, ...], tuple[ChannelNorm | None, ...]]:
+    if overrides.normalisation != "auto":
+        names = tuple(overrides.normalisation)
+        if len(names) != len(channels):
+            raise DataError(f"plan.normalisation has {len(names)} values for {len(channels)} channels")
+        why["normalisation"] = "set by hand"
+    else:
+        names = tuple("ct" if re.match(r"(?i)^ct\b|^ct$", c) else "zscore" for c in channels)
+        why["normalisation"] = (
+            "channels named CT: clipped to the 0.5 and 99.5 percentiles of the training foreground, minus its mean, "
+            "over its std; others: each case's own mean and std"
+        )
+    constants: list[ChannelNorm | None] = []
+    for name, stats in zip(names, fp.intensity, strict=True):
+        if name != "ct":
+            constants.append(None)
+            continue
+        std = stats["std"] if stats["std"] > 1e-8 else 1.0
+        constants.append(ChannelNorm(stats["percentile_00_5"], stats["percentile_99_5"], stats["mean"], std))
+    return names, tuple(constants)

@@ -1,0 +1,113 @@
+"""Build the cache of a cohort: in parallel, only what is missing, one bad case not stopping the rest."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from segspeed.data.cache import entry_bytes, entry_key, entry_path, write_entry
+from segspeed.data.preprocess import preprocess, target_shape
+from segspeed.types import Case, CaseFacts, Cohort, DataError, Problem, Triple
+
+
+@dataclass(frozen=True)
+class PreparedCase:
+    """What became of one case: its entry, or the problem; ``built`` is False for one that was there."""
+
+    case_id: str
+    path: Path | None
+    problem: Problem | None
+    bytes: int
+    built: bool
+
+
+def prepare_cases(
+    cohort: Cohort,
+    facts: Mapping[str, CaseFacts],
+    spacing: Triple,
+    coarse_axis: int | None,
+    root: Path,
+    workers: int,
+) -> Iterator[PreparedCase]:
+    """Preprocess the cohort's cases to ``spacing`` (mm), in completion order.
+
+    Raises DataError before anything is built when the disk is too small for what is missing, and when a
+    worker process is killed.
+    """
+    todo: list[tuple[Case, Path]] = []
+    for case in cohort.cases:
+        path = _place(case, cohort, facts[case.id], spacing, coarse_axis, root)
+        if path.is_dir():
+            yield PreparedCase(case.id, path, None, entry_bytes(path), built=False)
+        else:
+            todo.append((case, path))
+    _room_for([facts[case.id] for case, _ in todo], len(cohort.channels), spacing, root)
+    labels = dict(cohort.labels)
+    if workers <= 1 or len(todo) < 4:
+        for case, path in todo:
+            yield _build(case, labels, spacing, coarse_axis, path)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(_build, case, labels, spacing, coarse_axis, path) for case, path in todo]
+        try:
+            for job in as_completed(jobs):
+                yield job.result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process that prepares cases was killed, most often for want of memory; set cache.workers=1. "
+                "What is built stays"
+            ) from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _place(
+    case: Case, cohort: Cohort, facts: CaseFacts, spacing: Triple, coarse_axis: int | None, root: Path
+) -> Path:
+    settings = {"spacing": spacing, "coarse_axis": coarse_axis, "labels": [list(v) for v in cohort.labels.values()]}
+    return entry_path(root, cohort.name, case.id, entry_key(facts.digest, settings))
+
+
+def _build(
+    case: Case, labels: Mapping[str, tuple[int, ...]], spacing: Triple, coarse_axis: int | None, path: Path
+) -> PreparedCase:
+    try:
+        size = write_entry(path, case.id, preprocess(case, labels, spacing, coarse_axis))
+    except DataError as error:
+        problem = Problem(case.id, "", "error", "preprocessing", str(error))
+        return PreparedCase(case.id, None, problem, 0, built=False)
+    except MemoryError:
+        problem = Problem(case.id, "", "error", "memory", "not enough memory; set cache.workers=1 or a larger spacing")
+        return PreparedCase(case.id, None, problem, 0, built=False)
+    return PreparedCase(case.id, path, None, size, built=True)
+
+
+def forecast_bytes(facts: Sequence[CaseFacts], spacing: Triple, channels: int = 1) -> int:
+    """Bytes the entries of these cases will take."""
+    total = 0
+    for f in facts:
+        voxels = int(np.prod(target_shape(f.crop_shape, f.spacing, spacing)))
+        total += voxels * (4 * channels + 1) + int(np.prod(f.shape)) + 12 * 10_000
+    return total
+
+
+def _room_for(facts: Sequence[CaseFacts], channels: int, spacing: Triple, root: Path) -> None:
+    if not facts:
+        return
+    needed = forecast_bytes(facts, spacing, channels)
+    place = root
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed > 0.95 * free:
+        raise DataError(
+            f"the cache needs {needed / 1e9:.1f} GB and {place} has {free / 1e9:.1f} GB free; "
+            "set cache.root to a larger disk, or a larger plan.spacing"
+        )

@@ -1,0 +1,149 @@
+"""One case from its files to arrays on the planned grid, and everything needed to go back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import ndimage
+
+from segspeed.data.geometry import VolumeError, read_volume
+from segspeed.data.labels import class_dtype, label_step, to_class_indices
+from segspeed.types import Case, DataError, Geometry, Shape3, Triple
+
+FOREGROUND_VOXELS = 10_000  # kept a class: enough to draw from, small enough to keep for every case
+Box = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class PreparedArrays:
+    """What the cache holds of a case.
+
+    ``image (C, D, H, W)`` float32 in raw intensities on the planned grid; ``label (D, H, W)`` class indices there;
+    ``native_label`` the same on the uncropped canonical grid of the file; ``norm (C, 4)`` low, high, mean, std of
+    each channel before resampling; ``foreground`` voxel coordinates ``(n, 3)`` a class index.
+    """
+
+    image: np.ndarray
+    label: np.ndarray
+    native_label: np.ndarray
+    geometry: Geometry
+    norm: np.ndarray
+    foreground: dict[int, np.ndarray]
+
+
+def preprocess(
+    case: Case, labels: Mapping[str, tuple[int, ...]], spacing: Triple, coarse_axis: int | None
+) -> PreparedArrays:
+    """Read, crop to content, measure, resample. ``spacing`` is the target in mm, (D, H, W).
+
+    Raises DataError with the case and the file that is wrong.
+    """
+    try:
+        volumes = [read_volume(path) for path in case.images]
+        if case.label is None:
+            raise VolumeError("missing-label", "the case has no label")
+        label_volume = read_volume(case.label, scaled=False)
+        native = to_class_indices(label_volume, labels, label_step(case.label))
+    except VolumeError as error:
+        raise DataError(f"case {case.id}: {error}") from error
+    first = volumes[0]
+    if any(v.shape != first.shape for v in volumes) or native.shape != first.shape:
+        raise DataError(f"case {case.id}: channels and label have different shapes; run data_prep.check")
+    images = np.stack([v.array for v in volumes])
+    box = content_box(images, native)
+    where = tuple(slice(a, b) for a, b in box)
+    cropped, label = images[(slice(None), *where)], native[where]
+    shape = target_shape(cropped.shape[1:], first.spacing, spacing)
+    image = np.stack([resample_image(channel, shape, coarse_axis) for channel in cropped])
+    placed = resample_label(label, shape)
+    return PreparedArrays(
+        image=np.ascontiguousarray(image, dtype=np.float32),
+        label=np.ascontiguousarray(placed),
+        native_label=native,
+        geometry=first.geometry(box, (shape, spacing)),
+        norm=np.stack([zscore_constants(channel) for channel in cropped]),
+        foreground=foreground_voxels(placed),
+    )
+
+
+def content_box(images: np.ndarray, label: np.ndarray | None = None) -> Box:
+    """Start and stop an axis of what is not padding: voxels above their channel's minimum (zero, or the padding
+    value of a scanner), and all labelled ones. A constant volume is kept whole."""
+    inside = np.zeros(images.shape[1:], dtype=bool)
+    for channel in images:
+        inside |= channel > channel.min()
+    if label is not None:
+        inside |= label > 0
+    if not inside.any():
+        d, h, w = inside.shape
+        return ((0, d), (0, h), (0, w))
+    bounds = []
+    for axis in range(3):
+        line = np.flatnonzero(inside.any(axis=tuple(a for a in range(3) if a != axis)))
+        bounds.append((int(line[0]), int(line[-1]) + 1))
+    return (bounds[0], bounds[1], bounds[2])
+
+
+def target_shape(shape: tuple[int, ...], spacing: Triple, target: Triple) -> Shape3:
+    """Voxels an axis so that the extent in mm is kept as nearly as whole voxels allow."""
+    d, h, w = (max(1, round(n * s / t)) for n, s, t in zip(shape, spacing, target, strict=True))
+    return (d, h, w)
+
+
+def zscore_constants(channel: np.ndarray) -> np.ndarray:
+    """low, high, mean, std of a channel. A constant one gets std 1, so that it becomes all zeros."""
+    values = channel.astype(np.float64)
+    std = float(values.std())
+    return np.array([values.min(), values.max(), values.mean(), std if std > 1e-8 else 1.0], dtype=np.float32)
+
+
+def resample_image(image: np.ndarray, shape: Shape3, coarse_axis: int | None) -> np.ndarray:
+    """``(D, H, W)`` float32 to ``shape`` by cubic splines; along a coarse axis linearly, since a spline through
+    thick slices overshoots. Grid corners, not voxel centres, are aligned (as in scikit-image's resize)."""
+    if image.shape == shape:
+        return image
+    if coarse_axis is None:
+        return _zoom(image, shape, order=3)
+    plane = list(shape)
+    plane[coarse_axis] = image.shape[coarse_axis]
+    if tuple(plane) != image.shape:  # slice by slice: no spline runs across slices
+        moved = np.moveaxis(image, coarse_axis, 0)
+        flat = tuple(n for axis, n in enumerate(plane) if axis != coarse_axis)
+        image = np.moveaxis(np.stack([_zoom(s, flat, order=3) for s in moved]), 0, coarse_axis)
+    return image if image.shape == shape else _zoom(image, shape, order=1)
+
+
+def resample_label(label: np.ndarray, shape: Shape3) -> np.ndarray:
+    """``(D, H, W)`` class indices to ``shape``: each class linearly, the largest share wins. No class can appear
+    between two others, as interpolated values would; only one class is held as floats at a time."""
+    if label.shape == shape:
+        return label
+    best = np.full(shape, -1.0, dtype=np.float32)
+    out = np.zeros(shape, dtype=label.dtype)
+    for value in np.unique(label):
+        share = _zoom((label == value).astype(np.float32), shape, order=1)
+        wins = share > best
+        out[wins] = value
+        np.maximum(best, share, out=best)
+    return out
+
+
+def _zoom(array: np.ndarray, shape: tuple[int, ...], order: int) -> np.ndarray:
+    factors = [n / m for n, m in zip(shape, array.shape, strict=True)]
+    out = ndimage.zoom(array, factors, order=order, mode="nearest", grid_mode=True)
+    assert out.shape == tuple(shape), f"{out.shape} came out of a resampling to {shape}"
+    return out
+
+
+def foreground_voxels(label: np.ndarray) -> dict[int, np.ndarray]:
+    """Coordinates ``(n, 3)`` int32 a class index, evenly thinned to `FOREGROUND_VOXELS`."""
+    found = {}
+    flat = label.ravel()
+    for value in np.unique(flat[flat > 0]):
+        where = np.flatnonzero(flat == value)
+        if len(where) > FOREGROUND_VOXELS:
+            where = where[np.linspace(0, len(where) - 1, FOREGROUND_VOXELS).astype(np.int64)]
+        found[int(value)] = np.stack(np.unravel_index(where, label.shape), axis=1).astype(np.int32)
+    return found

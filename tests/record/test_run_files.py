@@ -1,0 +1,72 @@
+import json
+
+import pytest
+import torch
+
+from segspeed.record.checkpoints import load_checkpoint, load_last, save_atomic, save_last
+from segspeed.record.run_folder import choose_folder, differing_keys, flatten, write_json_atomic
+
+
+def test_last_and_previous(tmp_path):
+    for step in (1, 2, 3):
+        save_last({"step": step}, tmp_path)
+    assert load_checkpoint(tmp_path / "last.pt")["step"] == 3
+    assert load_checkpoint(tmp_path / "previous.pt")["step"] == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["last.pt", "previous.pt"]
+
+
+def test_a_damaged_last_falls_back_and_says_so(tmp_path):
+    save_last({"step": 1, "w": torch.arange(1000)}, tmp_path)
+    save_last({"step": 2, "w": torch.arange(1000)}, tmp_path)
+    whole = (tmp_path / "last.pt").read_bytes()
+    (tmp_path / "last.pt").write_bytes(whole[: len(whole) // 2])
+    state, notes = load_last(tmp_path)
+    assert state["step"] == 1 and len(notes) == 1 and "last.pt" in notes[0]
+
+
+def test_no_checkpoint(tmp_path):
+    assert load_last(tmp_path) == (None, [])
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path):
+    save_atomic({"step": 1}, tmp_path / "last.pt")
+    with pytest.raises(Exception, match="pickle|local object"):
+        save_atomic({"step": lambda: 2}, tmp_path / "last.pt")
+    assert load_checkpoint(tmp_path / "last.pt") == {"step": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("code ran",))
+
+
+def test_loading_runs_no_code(tmp_path, capsys):
+    torch.save({"model": Evil()}, tmp_path / "last.pt")
+    with pytest.raises(Exception, match=r"(?i)weights.only"):
+        load_checkpoint(tmp_path / "last.pt")
+    assert load_last(tmp_path)[0] is None
+    assert "code ran" not in capsys.readouterr().out
+
+
+def test_folder_names(tmp_path):
+    assert choose_folder(tmp_path, "heart", "first").path == tmp_path / "heart" / "first"
+    one = choose_folder(tmp_path, "heart", None)
+    one.path.mkdir(parents=True)
+    assert choose_folder(tmp_path, "heart", None).path != one.path
+
+
+def test_differing_keys_name_what_matters_and_nothing_else():
+    old = {"train": {"steps": 10}, "run": {"root": "a"}, "loader": {"workers": 1, "foreground": 0.5}, "seed": 0}
+    new = {"train": {"steps": 20}, "run": {"root": "b"}, "loader": {"workers": 2, "foreground": 0.3}, "seed": 0}
+    assert differing_keys(old, new) == ["loader.foreground: 0.5 -> 0.3", "train.steps: 10 -> 20"]
+    assert differing_keys(old, old) == []
+    assert flatten({"a": {"b": [1, 2]}, "c": {}}) == [("a.b", [1, 2]), ("c", {})]
+
+
+def test_json_is_whole_and_has_no_nan(tmp_path):
+    path = tmp_path / "result.json"
+    write_json_atomic(path, {"mean_dice": 0.9})
+    with pytest.raises(ValueError, match="(?i)json"):
+        write_json_atomic(path, {"mean_dice": float("nan")})
+    assert json.loads(path.read_text()) == {"mean_dice": 0.9}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from torch import nn
 
@@ -36,7 +37,17 @@ def make(component: Component, /, *args: Any, **supplied: Any) -> Any:
     given = component.kwargs
     own = set(type(component).model_fields) - {"target"}
     wanted = {k: v for k, v in supplied.items() if k not in given and (k in accepted or (anything and k not in own))}
-    return instantiate({"_target_": component.target, "_convert_": "all", **given}, *args, **wanted)
+    # partial: Hydra resolves what the user wrote; what we supply (a Plan, parameters) never becomes configuration
+    try:
+        factory = instantiate({"_target_": component.target, "_convert_": "all", "_partial_": True, **given})
+    except InstantiationException as error:
+        raise DataError(f"{component.target}: {error.__cause__ or error}") from error
+    try:
+        return factory(*args, **wanted)
+    except DataError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{component.target}: {error}") from error
 
 
 def cohort_from(cfg: Config) -> Cohort:

@@ -32,13 +32,13 @@ Range = tuple[float, float]
 class Strict(BaseModel):
     """A section in which every key must be known."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, coerce_numbers_to_str=True)
 
 
 class Component(BaseModel):
     """An object named by ``_target_``; the other keys are its keyword arguments (checked against its signature)."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True, coerce_numbers_to_str=True)
     target: str = Field(alias="_target_", description="importable name of the class or function")
 
     @property

@@ -39,7 +39,7 @@ class Tally:
 @dataclass
 class Monitor:
     """Called by `segspeed.engine.fit` after each step. ``evaluate`` scores the validation cases, records the scores
-    and returns their mean Dice; ``remaining`` estimates the seconds left from (step, elapsed)."""
+    and returns their mean Dice; ``remaining`` estimates the seconds left, ``share_done`` the share of the run."""
 
     learner: Learner
     progress: Progress
@@ -51,6 +51,7 @@ class Monitor:
     stop: StopRequest
     evaluate: Callable[[], float]
     remaining: Callable[[Progress], float]
+    share_done: Callable[[Progress], float]
     save_every: float
     tally: Tally = field(default_factory=Tally)
     guard: LossGuard = field(default_factory=LossGuard)
@@ -68,7 +69,11 @@ class Monitor:
             self.note(finished[0], *finished[1])
         if self.stop.signal is not None:
             self.save()
-            raise RunStopped(f"{self.stop.name} received after step {step.number}")
+            raise RunStopped(
+                f"{self.stop.name} after step {step.number}; all is saved. "
+                f"The same command with run.name={self.folder.name} goes on from here.",
+                exit_code=128 + self.stop.signal,
+            )
         if self.cadence.due(self.progress.elapsed, self.remaining(self.progress)):
             self.evaluate_now()
         if time.perf_counter() - self._saved >= self.save_every:
@@ -103,6 +108,7 @@ class Monitor:
             wait_share=wait,
             dice=self.tally.last_dice,
             remaining=self.remaining(self.progress),
+            done=self.share_done(self.progress),
         )
 
     def evaluate_now(self) -> None:

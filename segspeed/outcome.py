@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from segspeed.metric.summary import Summary
+from segspeed.model.networks import count_parameters
 from segspeed.record.live import print_result, say
 from segspeed.record.overlays import Overlay, make_overlay, save_overlays
 from segspeed.record.report import write_report
@@ -41,6 +42,8 @@ def result_of(run: Run, summary: Summary) -> dict[str, Any]:
         "cohort": run.prepared.cohort.name,
         "mean_dice": summary.mean_dice,
         "dice": dict(summary.dice),
+        "empty": dict(summary.empty),
+        "interval": list(summary.interval) if summary.interval else None,
         "cases": len(run.prepared.split.val),
         "train_s": trained,
         "total_s": setup + cache + trained + evaluated,
@@ -52,6 +55,9 @@ def result_of(run: Run, summary: Summary) -> dict[str, Any]:
         "samples_per_s": tally.samples / tally.step_seconds if tally.step_seconds else 0.0,
         "steps": run.progress.step,
         "precision": run.learner.precision.name,
+        "parameters": count_parameters(run.learner.model),
+        "device": str(run.learner.precision.device),
+        "seed": run.cfg.seed,
         "weights": "ema" if run.learner.ema else "raw",
         "best_selected_on_validation": tally.best if tally.best >= 0 else None,
     }

@@ -144,6 +144,7 @@ class Run:
             stop=stop,
             evaluate=lambda: self.evaluate(final=False).mean_dice or 0.0,
             remaining=self.remaining,
+            share_done=self.share_done,
             save_every=cfg.save.every,
         )
 
@@ -232,5 +233,12 @@ class Run:
         """Seconds left, from the share done so far."""
         if self.cfg.train.budget is not None:
             return max(0.0, self.cfg.train.budget - progress.elapsed)
-        done = self.horizon.progress(progress.step, progress.elapsed)
+        done = self.share_done(progress)
         return progress.elapsed * (1 - done) / done if done > 0 else float("inf")
+
+    def share_done(self, progress: Progress) -> float:
+        """How much of the run is over, 0 to 1."""
+        if self.cfg.train.budget is not None:
+            return min(1.0, progress.elapsed / self.cfg.train.budget)
+        assert self.cfg.train.steps is not None
+        return progress.step / self.cfg.train.steps

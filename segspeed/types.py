@@ -26,7 +26,12 @@ class DataError(ValueError):
 
 
 class RunStopped(RuntimeError):
-    """A run ended before its end on purpose (signal, fault); what was earned is saved."""
+    """A run ended before its end on purpose (signal, fault); what was earned is saved. ``exit_code`` is the command's:
+    128 plus the signal's number, or 1."""
+
+    def __init__(self, text: str, exit_code: int = 1) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,117 @@
+"""What every layout needs of a folder: its files, their case ids, its dataset.json, its own split."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from segspeed.data.split import read_splits
+from segspeed.types import DataError, Split
+
+SUFFIXES = (".nii.gz", ".nii")
+SPLIT_FILES = ("splits.json", "splits_final.json")
+
+
+def dataset_root(root: str | Path) -> Path:
+    """The folder as an absolute path. Raises DataError when there is none."""
+    path = Path(root).expanduser()
+    if not path.exists():
+        raise DataError(f"the data root does not exist: {path.absolute()} (data.root)")
+    if not path.is_dir():
+        raise DataError(f"the data root is a file; data.root names a folder: {path.absolute()}")
+    return path.absolute()
+
+
+def is_volume(path: Path) -> bool:
+    """Whether a name is that of a NIfTI file, in any case of letters. Hidden files (``._x`` of macOS) are none."""
+    return path.name.lower().endswith(SUFFIXES) and not path.name.startswith(".")
+
+
+def stem(path: Path) -> str:
+    """File name without .nii or .nii.gz; dots, spaces and letters of the rest stay as they are."""
+    for suffix in SUFFIXES:
+        if path.name.lower().endswith(suffix):
+            return path.name[: -len(suffix)]
+    return path.name
+
+
+def read_dataset_json(root: Path, layout: str) -> Mapping[str, Any]:
+    """``dataset.json`` of a folder. Raises DataError that names what else might be meant."""
+    path = root / "dataset.json"
+    if not path.is_file():
+        inner = sorted(p.parent.name for p in root.glob("*/dataset.json"))
+        hint = f" Did you mean data.root={root / inner[0]}?" if inner else ""
+        raise DataError(
+            f"{root} has no dataset.json, so it is not in {layout} layout.{hint} "
+            "Without one use data=pairs with data.images and data.labels"
+        )
+    try:
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(found, Mapping):
+        raise DataError(f"{path} must hold a JSON object")
+    return found
+
+
+def class_values(labels: Any, whence: str) -> dict[str, tuple[int, ...]]:
+    """Foreground classes as name -> values, from {"0": "background", "1": "liver"} (Decathlon), from
+    {"background": 0, "liver": 1} (nnU-Net v2), or from {"liver": [1, 2]} (merged values).
+
+    Raises DataError when a value is no integer or is given to two classes.
+    """
+    if not isinstance(labels, Mapping) or not labels:
+        raise DataError(f'{whence} must be a mapping such as {{"0": "background", "1": "liver"}}')
+    found: dict[str, tuple[int, ...]] = {}
+    for key, value in labels.items():
+        name, values = (value, key) if isinstance(value, str) and not _integers(value) else (str(key), value)
+        numbers = _integers(values)
+        if numbers is None:
+            raise DataError(f"{whence}: {key!r}: {value!r} joins no class name to whole numbers")
+        if name == "ignore":
+            raise DataError(f"{whence} declares an ignore label, which segspeed does not train with yet")
+        if 0 in numbers:
+            continue  # the background, whatever it is called
+        found[name] = (*found.get(name, ()), *numbers)
+    taken: dict[int, str] = {}
+    for name, numbers in found.items():
+        for number in numbers:
+            if number in taken:
+                raise DataError(
+                    f"{whence} gives the value {number} to {taken[number]} and to {name}; "
+                    "overlapping regions are not trained yet: name each value once"
+                )
+            taken[number] = name
+    if not found:
+        raise DataError(f"{whence} declares no class but the background")
+    return found
+
+
+def _integers(value: Any) -> tuple[int, ...] | None:
+    items = value if isinstance(value, (list, tuple)) else [value]
+    out = []
+    for item in items:
+        try:
+            number = float(item)
+        except (TypeError, ValueError):
+            return None
+        if isinstance(item, bool) or number != int(number):
+            return None
+        out.append(int(number))
+    return tuple(out)
+
+
+def own_splits(root: Path) -> tuple[Split, ...]:
+    """The folds a folder brings along; none if there is no split file."""
+    for name in SPLIT_FILES:
+        if (root / name).is_file():
+            return read_splits(root / name)
+    return ()
+
+
+def some(names: Iterable[str], limit: int = 8) -> str:
+    """The first few names of a list, for a message."""
+    found = list(names)
+    return ", ".join(found[:limit]) + (f" and {len(found) - limit} more" if len(found) > limit else "")

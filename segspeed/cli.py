@@ -1,0 +1,214 @@
+"""The frame of every door: Hydra around it, and one screen of text where Hydra would show a traceback.
+
+Light to import: a typo is answered before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from segspeed.config import Config
+from segspeed.types import DataError, RunStopped
+from segspeed.validate import SettingsError, check_targets, is_open, keys, nearest_key, unknown_key, validate
+
+REFUSED, FAILED, INTERRUPTED = 2, 1, 130
+
+
+def config_folder() -> Path:
+    """``conf/`` of the checkout that this file lies in, else the copy inside the installed package."""
+    package = Path(__file__).resolve().parent
+    checkout = package.parent / "conf"
+    return checkout if (checkout / "train.yaml").is_file() else package / "_conf"
+
+
+def door(main: Callable[[Config], int]) -> Callable[[], NoReturn]:
+    """Turn ``main(cfg) -> exit code`` into a command. Its module's docstring heads ``--help``.
+
+    Exit codes: 2 for wrong settings, 1 for wrong data, 130 after Ctrl-C, 143 after SIGTERM, else what ``main`` gives.
+    """
+
+    def run() -> NoReturn:
+        signal.signal(signal.SIGTERM, _terminate)
+        try:
+            sys.exit(_through_hydra(main))
+        except SettingsError as error:
+            _tell("Settings:", *(f"  {p}" for p in error.problems))
+            sys.exit(REFUSED)
+        except RunStopped as error:
+            _tell(f"Stopped: {error}")
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            _tell("Interrupted. What was finished stays; the same command goes on from there.")
+            sys.exit(INTERRUPTED)
+
+    return run
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """SIGTERM leaves through the finally blocks, which take half-written files away."""
+    sys.exit(128 + number)
+
+
+def _tell(*lines: str) -> None:
+    print(*lines, sep="\n", file=sys.stderr, flush=True)
+
+
+def _through_hydra(main: Callable[[Config], int]) -> int:
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    codes: list[int] = []
+    stopped: list[BaseException] = []
+
+    def task(composed: DictConfig) -> None:
+        """One job. What it raises is kept for later: Hydra would print its own lines around it."""
+        if stopped:
+            return  # a later job of a sweep whose settings are as wrong, or that somebody stopped
+        try:
+            codes.append(main(_settings(composed)))
+        except DataError as error:
+            _tell(f"Error: {error}")
+            codes.append(FAILED)  # another job of a sweep may have other data
+        except BaseException as error:
+            stopped.append(error)
+
+    def _settings(composed: DictConfig) -> Config:
+        try:
+            raw = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+        except OmegaConfBaseException as error:
+            raise SettingsError([str(error).splitlines()[0]]) from error
+        cfg = validate(raw)  # type: ignore[arg-type]
+        check_targets(cfg)
+        return cfg
+
+    task.__module__ = main.__module__
+    doc = inspect.getdoc(sys.modules[main.__module__]) or ""
+    OmegaConf.register_new_resolver("segspeed.doc", lambda *_: doc, replace=True)
+    sys.argv = [sys.argv[0], *prepare_arguments(sys.argv[1:])]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises what it would otherwise print and swallow
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="train")(task)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise SettingsError([_hydra_problem(error)]) from error
+    if stopped:
+        raise stopped[0]
+    return max(codes, default=0)
+
+
+def prepare_arguments(arguments: Sequence[str]) -> list[str]:
+    """Command-line arguments as Hydra takes them; raises SettingsError with every override that cannot work.
+
+    Keyword arguments of an open section (model.act=relu) need no plus sign here, and the length of a run given in
+    steps takes the place of one given as a budget, and the other way round.
+    """
+    from hydra._internal.utils import get_args_parser
+
+    parsed = get_args_parser().parse_args(list(arguments))
+    overrides: list[str] = list(parsed.overrides)
+    sweeping = bool(parsed.multirun)
+    problems: list[str] = []
+    out = []
+    given: dict[str, Any] = {}
+    for text in overrides:
+        key, value, replacement = _override(text, problems, sweeping)
+        given[key] = value
+        out.append(replacement)
+    if problems:
+        raise SettingsError(problems)
+    for one, other in (("train.steps", "train.budget"), ("train.budget", "train.steps")):
+        if given.get(one) is not None and other not in given:
+            out.append(f"{other}=null")
+    flags = list(arguments)
+    for text in overrides:
+        flags.remove(text)
+    return [*flags, *out]
+
+
+def _override(text: str, problems: list[str], sweeping: bool) -> tuple[str, Any, str]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_override(text)
+    except HydraException:
+        problems.append(_unreadable(text))
+        return text, None, text
+    key = parsed.key_or_group
+    if parsed.is_sweep_override():
+        if not sweeping:
+            problems.append(f"{text}: a comma makes a sweep. " + _quoted(text, "For a path or text with commas"))
+            return key, None, text
+        return key, "sweep", text
+    section = key.split(".")[0]
+    if "/" in key or section == "hydra" or parsed.is_delete():
+        return key, None, text
+    known = {k.path for k in keys()}
+    inside = any(k.startswith(f"{key}.") for k in known)  # a whole section or group
+    if key in known or inside or key in _groups():
+        if parsed.is_add() and key not in _groups():
+            return key, parsed.value(), text.lstrip("+")
+        return key, parsed.value(), text
+    if is_open(section) and "." in key:
+        return key, parsed.value(), "++" + text.lstrip("+")  # checked against the signature of the target
+    groups = get_close_matches(key, _groups(), 1)
+    if groups and nearest_key(key) is None:
+        problems.append(f"unknown group {key}; did you mean {groups[0]}={text.partition('=')[2]}?")
+    else:
+        problems.append(unknown_key(key))
+    return key, None, text
+
+
+def _unreadable(text: str) -> str:
+    if "=" not in text:
+        if text.startswith("-"):
+            return f"unknown option {text}; see --help"
+        return f"{text!r} is no setting: write key=value, for instance data=msd data.root=FOLDER"
+    return f"{text}: " + _quoted(text, "A value with spaces, brackets, =, or letters beyond a to z")
+
+
+def _quoted(text: str, what: str) -> str:
+    key, _, value = text.partition("=")
+    inner = value.replace("\\", "\\\\").replace('"', '\\"')
+    written = f'{key}="{inner}"'
+    return f"{what} needs both pairs of quotes: {shlex.quote(written)}"
+
+
+def _groups() -> list[str]:
+    folder = config_folder()
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name != "hydra")
+
+
+def _hydra_problem(error: BaseException) -> str:
+    """Hydra's and OmegaConf's own complaints in one or a few lines."""
+    from hydra.errors import MissingConfigException
+
+    if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file:
+        group, _, wanted = str(error.missing_cfg_file).rpartition("/")
+        near = get_close_matches(wanted, list(error.options), 1)
+        hint = f"; did you mean {group}={near[0]}?" if near else ""
+        return f"{group}={wanted}: there is no such choice{hint} (there are: {', '.join(error.options)})"
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return "\n  ".join(lines[:4]) or type(error).__name__
+
+
+def key_table() -> str:
+    """All keys as Markdown, for README."""
+    rows = [f"| `{k.path}` | {k.type} | {k.default} | {k.meaning} |" for k in keys()]
+    return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["keys"]:
+        sys.exit("python -m segspeed.cli keys prints the table of all settings")
+    print(key_table())

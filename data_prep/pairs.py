@@ -114,10 +114,9 @@ def _by_wildcard(base: Path, pattern: str, key: str) -> dict[str, Path]:
     for name in volumes:
         match = shape.fullmatch(name)
         assert match, f"{name} was found by {rest} but does not have its shape"
-        parts = [part.strip("/") for part in match.groups()]
-        case_id = "_".join(part for part in parts if part).replace("/", "_")
-        if len(volumes) == 1 or rest.endswith("*"):
-            case_id = stem(Path(case_id))
+        ending = len(name) - len(Path(name).name) + len(stem(Path(name)))  # .nii or .nii.gz is no part of an id
+        parts = [name[a : min(b, ending)].strip("/") for a, b in map(match.span, range(1, shape.groups + 1)) if a < ending]
+        case_id = "_".join(part for part in parts if part).replace("/", "_") or stem(Path(name))
         if case_id in out:
             raise DataError(f"{key}={pattern}: {out[case_id].name} and {name} would both be case {case_id!r}")
         out[case_id] = folder / name

@@ -27,8 +27,8 @@ ORIENTATIONS = ("RAS", "LPS", "LAS", "RPI", "PSR", "AIL", "SRP", "LPI")
 
 # Mean intensity of each tissue: HU, and arbitrary units of a T1-like MR. Organs, muscle and bowel overlap.
 CT = {
-    "air": -1000.0, "fat": -95.0, "muscle": 48.0, "bone": 380.0, "bowel": 46.0,
-    "liver": 62.0, "spleen": 56.0, "kidney_left": 34.0, "kidney_right": 34.0, "aorta": 92.0,
+    "air": -1000.0, "fat": -95.0, "muscle": 48.0, "bone": 380.0, "bowel": 28.0,
+    "liver": 64.0, "spleen": 52.0, "kidney_left": 34.0, "kidney_right": 34.0, "aorta": 92.0,
 }  # fmt: skip
 MR = {
     "air": 0.0, "fat": 820.0, "muscle": 330.0, "bone": 160.0, "bowel": 400.0,
@@ -188,7 +188,7 @@ def _render(body: _Body, tissue: dict[str, np.ndarray], means: dict[str, float],
         image[mask] = (means[name] + scale * rng.normal(0, 5) + texture)[mask]
     image = ndimage.gaussian_filter(image, 0.9 / body.spacing)  # partial volume at every boundary
     if kind == "ct":
-        image += 14.0 * rng.standard_normal(body.shape)
+        image += 10.0 * rng.standard_normal(body.shape)
         return np.clip(np.rint(image), -1024, 3071).astype(np.int16)
     image *= np.exp(0.22 * body.field(70.0)) * rng.uniform(0.6, 1.6)  # coil sensitivity and gain
     noise = rng.standard_normal((2, *body.shape)) * 30.0

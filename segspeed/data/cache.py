@@ -165,7 +165,7 @@ def _mapped(path: Path) -> np.ndarray:
     except (OSError, ValueError, EOFError) as error:
         raise _damaged(path.parent, f"{path.name}: {error}") from error
     _open[key] = array
-    if len(_open) > MAX_OPEN:
+    while len(_open) > MAX_OPEN:
         _open.popitem(last=False)
     return array
 

@@ -1,0 +1,40 @@
+"""Build the cache of a cohort: ``python -m data_prep.prepare data=msd data.root=FOLDER``.
+
+Reads, crops and resamples every case of the chosen fold once, in parallel. What is there already is not built again,
+so a stopped build goes on. Training with the same data and plan settings then starts at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from segspeed.cli import door
+from segspeed.config import Config
+
+
+def main(cfg: Config) -> int:
+    """Build what is missing; 0 when the whole cache is there."""
+    from segspeed import build
+    from segspeed.data.jsonio import write_json
+    from segspeed.preparation import prepare
+    from segspeed.record.live import say, track
+
+    device = build.device_from(cfg)
+    prepared = prepare(cfg, build.cohort_from(cfg), device.type, track)
+    plan, cases = prepared.plan, len(prepared.entries)
+    say(f"{prepared.cohort.name}: {prepared.built} of {cases} cases built, {cases - prepared.built} were there")
+    say(
+        f"Spacing {' x '.join(f'{s:.3g}' for s in plan.spacing)} mm, patch {'x'.join(map(str, plan.patch))}, "
+        f"normalisation {', '.join(plan.normalisation)}"
+    )
+    folder = Path(cfg.run.root) / prepared.cohort.name
+    write_json(folder / "fingerprint.json", prepared.fingerprint)
+    write_json(folder / "plan.json", plan)
+    say(f"The Plan with the rule behind each value: {folder / 'plan.json'}; the fingerprint lies beside it")
+    say(f"{prepared.bytes / 1e6:.0f} MB in {build.cache_root(cfg).absolute()}")
+    say("Next: python -m segspeed.train with the same data settings")
+    return 0
+
+
+if __name__ == "__main__":
+    door(main)()

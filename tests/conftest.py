@@ -1,0 +1,96 @@
+"""What all tests share: volumes on disk, a small cohort in Decathlon layout, real data where it is at hand."""
+
+import json
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_modifyitems(items):
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def real_data():
+    """Folder of real volumes; the test skips where it is not at hand."""
+    if not REAL.is_dir():
+        pytest.skip("no real data beside the checkout")
+    return REAL
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    """Two threads whatever a run inside the test set."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def write():
+    """write(path, array, affine=None, **header): a NIfTI file, folders made."""
+
+    def save(path, array, affine=None, slope=None):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = nib.Nifti1Image(np.asarray(array), np.eye(4) if affine is None else affine)
+        if slope is not None:
+            image.header.set_slope_inter(slope, 0)
+        nib.save(image, path)
+        return path
+
+    return save
+
+
+@pytest.fixture
+def msd_folder(tmp_path, write):
+    """make(cases=4, shape=(20, 18, 16), change={case number: function(image, label) -> (image, label)}).
+
+    A folder in Decathlon layout: a bright ball (left, value 1) and a dark one (right, value 3) in noise.
+    """
+
+    def make(cases=4, shape=(20, 18, 16), name="balls", change=None, root=None):
+        folder = (root or tmp_path) / name
+        for n in range(cases):
+            image, label = balls(shape, seed=n)
+            if change and n in change:
+                image, label = change[n](image, label)
+            if image is not None:
+                write(folder / f"imagesTr/b_{n:02d}.nii.gz", image)
+            if label is not None:
+                write(folder / f"labelsTr/b_{n:02d}.nii.gz", label)
+        about = {
+            "name": name,
+            "modality": {"0": "MRI"},
+            "labels": {"0": "background", "1": "bright", "3": "dark"},
+            "training": [
+                {"image": f"./imagesTr/b_{n:02d}.nii.gz", "label": f"./labelsTr/b_{n:02d}.nii.gz"} for n in range(cases)
+            ],
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "dataset.json").write_text(json.dumps(about))
+        return folder
+
+    return make
+
+
+def balls(shape, seed):
+    rng = np.random.default_rng(seed)
+    image = rng.normal(100, 10, shape).astype(np.float32)
+    label = np.zeros(shape, np.uint8)
+    grid = np.stack(np.meshgrid(*(np.arange(n) for n in shape), indexing="ij"))
+    for centre, value, shift in ((0.3, 1, 80), (0.7, 3, -80)):
+        at = np.array(shape) * centre + rng.uniform(-1, 1, 3)
+        inside = np.sqrt(((grid - at[:, None, None, None]) ** 2).sum(0)) < 3.5
+        image[inside] += shift
+        label[inside] = value
+    return image, label

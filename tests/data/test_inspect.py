@@ -1,0 +1,185 @@
+"""Every kind of bad input, found in one pass and named."""
+
+import dataclasses
+import re
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from data_prep.msd import msd
+from segspeed.data.inspect import cohort_problems, inspect_case, inspect_cases
+from segspeed.types import Case, Cohort
+
+LABELS = {"bright": (1,), "dark": (3,)}
+
+
+@pytest.fixture
+def case(tmp_path, write):
+    """make(image, label, affine of the label): a case on disk."""
+
+    def make(image=None, label=None, label_affine=None, affine=None):
+        rng = np.random.default_rng(0)
+        image = rng.normal(size=(8, 9, 10)).astype(np.float32) if image is None else image
+        if label is None:
+            label = np.zeros((8, 9, 10), np.uint8)
+            label[3:6, 3:6, 3:6] = 1
+        i = write(tmp_path / "i.nii.gz", image, affine)
+        return Case("c1", (i,), write(tmp_path / "l.nii.gz", label, label_affine if label_affine is not None else affine))
+
+    return make
+
+
+def kinds(case, **options):
+    return [(p.severity, p.kind) for p in inspect_case(case, LABELS, options.get("tolerance_mm", 0.1)).problems]
+
+
+def test_a_good_case_has_facts_and_no_problem(case):
+    facts = inspect_case(case(), LABELS, 0.1)
+    assert facts.problems == ()
+    assert facts.shape == (10, 9, 8)
+    assert facts.class_voxels == {"bright": 27, "dark": 0}
+    assert len(facts.foreground[0]) == 27
+    assert facts.orientation == "RAS"
+
+
+def shifted(mm):
+    affine = np.eye(4)
+    affine[2, 3] = mm
+    return affine
+
+
+def nan_image():
+    image = np.ones((8, 9, 10), np.float32)
+    image[0, 0, 0] = 2
+    image[1, 1, 1] = np.nan
+    return image
+
+
+def unknown():
+    label = np.zeros((8, 9, 10), np.uint8)
+    label[0] = 2
+    return label
+
+
+BAD = {
+    "shape": ({"label": np.ones((8, 9, 11), np.uint8)}, ("error", "shape-mismatch"), "8, 9, 11"),
+    "affine": ({"label_affine": shifted(1.5)}, ("error", "affine-mismatch"), r"1\.50 mm"),
+    "nan": ({"image": nan_image()}, ("error", "nan"), "1 voxels"),
+    "constant": ({"image": np.full((8, 9, 10), 5.0, np.float32)}, ("warning", "constant-image"), "5"),
+    "unknown value": ({"label": unknown()}, ("error", "unknown-label"), r"2 \(90 voxels\)"),
+    "fractions": ({"label": np.full((8, 9, 10), 0.5, np.float32)}, ("error", "non-integer-label"), "0.5"),
+    "empty": ({"label": np.zeros((8, 9, 10), np.uint8)}, ("warning", "empty-label"), "healthy"),
+    "trailing axis": ({"image": np.random.default_rng(0).normal(size=(8, 9, 10, 1))}, ("info", "squeezed"), "trailing"),
+    "time series": ({"image": np.zeros((8, 9, 10, 3))}, ("error", "four-dimensional"), "pick one frame"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named(case, name):
+    parts, expected, text = BAD[name]
+    facts = inspect_case(case(**parts), LABELS, 0.1)
+    assert [(p.severity, p.kind) for p in facts.problems] == [expected]
+    assert re.search(text, facts.problems[0].message)
+    assert facts.problems[0].case == "c1"
+
+
+def test_tolerance_is_in_mm(case):
+    assert kinds(case(label_affine=shifted(0.05))) == []
+    assert kinds(case(label_affine=shifted(1.5)), tolerance_mm=2.0) == []
+
+
+def test_float_labels_are_fine(case):
+    label = np.zeros((8, 9, 10), np.float32)
+    label[2] = 3.0
+    assert kinds(case(label=label)) == []
+
+
+def test_missing_and_truncated_files(case):
+    good = case()
+    assert kinds(dataclasses.replace(good, label=None)) == [("error", "missing-label")]
+    assert kinds(dataclasses.replace(good, label=good.label.with_name("gone.nii.gz"))) == [("error", "missing-label")]
+    data = good.images[0].read_bytes()
+    good.images[0].write_bytes(data[: len(data) // 2])
+    assert nib.load(good.images[0]).shape == (8, 9, 10), "the header alone tells nothing"
+    assert kinds(good) == [("error", "unreadable")]
+
+
+def test_a_missing_channel_is_named(case):
+    good = case()
+    facts = inspect_case(dataclasses.replace(good, images=(good.images[0], good.images[0].with_name("t2.nii"))), LABELS, 0.1)
+    assert [(p.kind, p.file) for p in facts.problems] == [("missing-file", "t2.nii")]
+
+
+def test_image_and_label_swapped_is_refused(case):
+    good = case()
+    swapped = Case("c1", (good.label,), good.images[0])
+    assert [k for s, k in kinds(swapped) if s == "error"] == ["non-integer-label"]
+
+
+def test_all_problems_of_a_cohort_come_at_once_and_are_remembered(msd_folder, tmp_path):
+    folder = msd_folder(
+        cases=5,
+        change={
+            1: lambda i, m: (i, None),
+            2: lambda i, m: (i * np.nan, m),
+            3: lambda i, m: (i, m[:, :, :-1]),
+        },
+    )
+    cohort = msd(str(folder))
+    memo = tmp_path / "memo"
+    first = {f.id: f for f in inspect_cases(cohort, tolerance_mm=0.1, memo=memo, workers=1)}
+    again = {f.id: f for f in inspect_cases(cohort, tolerance_mm=0.1, memo=memo, workers=1)}
+    assert first == again
+    assert {i: [p.kind for p in f.problems] for i, f in first.items()} == {
+        "b_00": [], "b_01": ["missing-label"], "b_02": ["nan"], "b_03": ["shape-mismatch"], "b_04": [],
+    }  # fmt: skip
+    with open(memo / "inspected.jsonl", "a") as file:
+        file.write('["torn by a ki')
+    assert {f.id: f for f in inspect_cases(cohort, tolerance_mm=0.1, memo=memo, workers=1)} == first
+
+
+def test_a_changed_file_is_read_again(msd_folder, tmp_path, write):
+    cohort = msd(str(msd_folder(cases=2)))
+    before = {f.id: f for f in inspect_cases(cohort, tolerance_mm=0.1, memo=tmp_path, workers=1)}
+    write(cohort.cases[0].images[0], np.full((20, 18, 16), 3.0, np.float32))
+    after = {f.id: f for f in inspect_cases(cohort, tolerance_mm=0.1, memo=tmp_path, workers=1)}
+    assert after["b_00"].digest != before["b_00"].digest
+    assert after["b_01"] == before["b_01"]
+
+
+def test_processes_find_the_same(msd_folder, tmp_path):
+    cohort = msd(str(msd_folder(cases=9, change={3: lambda i, m: (i * np.nan, m)})))
+    one = {f.id: f for f in inspect_cases(cohort, tolerance_mm=0.1, memo=None, workers=1)}
+    two = {f.id: f for f in inspect_cases(cohort, tolerance_mm=0.1, memo=None, workers=2)}
+    assert one == two
+
+
+def test_duplicates_over_a_cohort(msd_folder):
+    folder = msd_folder(cases=3)
+    for kind in ("imagesTr", "labelsTr"):
+        (folder / kind / "b_02.nii.gz").write_bytes((folder / kind / "b_00.nii.gz").read_bytes())
+    cohort = msd(str(folder))
+    facts = [inspect_case(c, cohort.labels, 0.1) for c in cohort.cases]
+    assert [(p.case, p.kind) for p in cohort_problems(cohort, facts)] == [("b_02", "duplicate")]
+    twice = Cohort("x", (cohort.cases[0], cohort.cases[0]), cohort.labels, ("MRI",))
+    assert ("b_00", "error", "duplicate-id") in [
+        (p.case, p.severity, p.kind) for p in cohort_problems(twice, facts[:1])
+    ]
+
+
+def test_real_files_get_their_verdict(real_data):
+    real = real_data / "real"
+    ct = Case("ct5", (real / "ct_5mm_image.nii.gz",), real / "ct_5mm_label.nii.gz")
+    facts = inspect_case(ct, {"spleen": (1,)}, 0.1)
+    assert not [p for p in facts.problems if p.severity == "error"]
+    assert facts.spacing == pytest.approx((5.0, 0.793, 0.793), abs=1e-2)
+    rgb = inspect_case(Case("rgb", (real / "rgb.nii.gz",), None), {"x": (1,)}, 0.1)
+    assert "rgb" in [p.kind for p in rgb.problems]
+    many = np.unique(np.asarray(nib.load(real / "ct_3mm_label_many_classes.nii.gz").dataobj)).astype(int)
+    names = {f"c{v}": (int(v),) for v in many if v}
+    case = Case("ct3", (real / "ct_3mm_image.nii.gz",), real / "ct_3mm_label_many_classes.nii.gz")
+    facts = inspect_case(case, names, 0.1)
+    assert facts.problems == ()
+    assert len(names) == 41
+    assert all(facts.class_voxels.values())

@@ -1,0 +1,128 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import ndimage
+
+from segspeed.data.preprocess import (
+    content_box,
+    foreground_voxels,
+    preprocess,
+    resample_image,
+    resample_label,
+    target_shape,
+    zscore_constants,
+)
+from segspeed.infer.export import to_native
+from segspeed.metric.overlap import dice_per_class
+from segspeed.types import Case, DataError
+
+def test_content_box_by_hand():
+    image = np.zeros((1, 6, 7, 8), np.float32)
+    image[0, 2:4, 3, 1:7] = 5
+    assert content_box(image) == ((2, 4), (3, 4), (1, 7))
+    label = np.zeros((6, 7, 8), np.uint8)
+    label[5, 0, 0] = 1
+    assert content_box(image, label) == ((2, 6), (0, 4), (0, 7)), "labelled voxels are content, whatever their value"
+    assert content_box(np.full((1, 3, 4, 5), 9.0)) == ((0, 3), (0, 4), (0, 5))
+
+
+def test_padding_of_a_ct_is_no_content():
+    image = np.full((1, 5, 5, 5), -1024.0)
+    image[0, 1:4, 1:4, 2] = -1000
+    assert content_box(image) == ((1, 4), (1, 4), (2, 3))
+
+
+def test_target_shape_keeps_the_extent():
+    assert target_shape((10, 20, 30), (3.0, 1.0, 1.0), (1.0, 1.0, 2.0)) == (30, 20, 15)
+    assert target_shape((1, 1, 1), (1.0, 1.0, 1.0), (9.0, 9.0, 9.0)) == (1, 1, 1)
+
+
+def test_linear_ramp_is_resampled_exactly_inside():
+    """On grids whose corners are aligned, voxel i of the doubled grid lies at (i + 0.5) / 2 - 0.5."""
+    ramp = np.broadcast_to(np.arange(12, dtype=np.float32), (6, 8, 12)).copy()
+    out = resample_image(ramp, (6, 8, 24), None)
+    expected = (np.arange(24) + 0.5) / 2 - 0.5
+    np.testing.assert_allclose(out[3, 4, 4:-4], expected[4:-4], atol=2e-2)
+
+
+def test_a_coarse_axis_is_interpolated_linearly_and_slices_do_not_mix_in_plane():
+    image = np.zeros((4, 8, 8), np.float32)
+    image[2] = 100.0
+    out = resample_image(image, (8, 8, 8), coarse_axis=0)
+    assert out.min() >= 0, "a spline across slices would overshoot"
+    assert out.max() <= 100
+    cubic = resample_image(image, (8, 8, 8), coarse_axis=None)
+    assert cubic.min() < -1
+
+
+def test_no_class_appears_between_two_others():
+    label = np.zeros((8, 8, 8), np.uint8)
+    label[:, :, :4] = 3  # interpolated values between 0 and 3 would make 1 and 2
+    for shape in ((16, 16, 16), (5, 5, 5), (11, 8, 13)):
+        assert set(np.unique(resample_label(label, shape))) == {0, 3}
+
+
+def test_constants_of_a_channel_and_of_a_constant_one():
+    assert zscore_constants(np.array([[[1.0, 3.0]]])).tolist() == [1, 3, 2, 1]
+    assert zscore_constants(np.full((2, 2, 2), 5.0)).tolist() == [5, 5, 5, 1]
+
+
+def test_foreground_is_thinned_evenly():
+    label = np.zeros((40, 40, 40), np.uint8)
+    label[10:] = 2
+    found = foreground_voxels(label)
+    assert list(found) == [2]
+    assert found[2].shape == (10_000, 3)
+    assert (label[tuple(found[2].T)] == 2).all()
+    assert found[2][:, 0].min() == 10
+    assert found[2][:, 0].max() == 39
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.tuples(*[st.floats(0.8, 1.6)] * 3), st.tuples(*[st.floats(0.55, 1.9)] * 3), st.integers(0, 1000))
+def test_round_trip_to_another_spacing_keeps_dice(tmp_path_factory, write, spacing, ratio, seed):
+    """A perfect network's scores (each voxel's share of each class) on the planned grid, put back: Dice 0.98."""
+    rng = np.random.default_rng(seed)
+    label = ellipsoids(rng, shape=(48, 52, 50), radii=(8, 13))
+    folder = tmp_path_factory.mktemp("trip")
+    affine = np.diag([*spacing, 1.0])
+    image = ndimage.gaussian_filter(label.astype(np.float32), 1) + 1
+    case = Case("c", (write(folder / "i.nii", image, affine),), write(folder / "l.nii", label, affine))
+    target = tuple(float(s * r) for s, r in zip(reversed(spacing), ratio, strict=True))
+    out = preprocess(case, {"a": (1,), "b": (2,)}, target, None)
+    inside = out.native_label[tuple(slice(a, b) for a, b in out.geometry.crop)]
+    shares = [resample_image((inside == k).astype(np.float32), out.geometry.target_shape, 0) for k in range(3)]
+    native = to_native(np.stack(shares), out.geometry)
+    assert native.shape == out.native_label.shape
+    assert min(dice_per_class(out.native_label, native, 2)) >= 0.98
+    hard = to_native(np.stack([(out.label == k).astype(np.float32) for k in range(3)]), out.geometry)
+    assert min(dice_per_class(out.native_label, hard, 2)) >= 0.93, "whole voxels of a coarser grid keep less"
+
+
+def ellipsoids(rng, shape, radii):
+    grid = np.stack(np.meshgrid(*(np.arange(n) for n in shape), indexing="ij"))
+    label = np.zeros(shape, np.uint8)
+    for value, centre in ((1, 15), (2, 33)):
+        at = centre + rng.uniform(-2, 2, 3)
+        offset = (grid - at[:, None, None, None]) / rng.uniform(*radii, (3, 1, 1, 1))
+        label[np.sqrt((offset**2).sum(0)) < 1] = value
+    return label
+
+
+def test_same_spacing_is_exact(tmp_path, write):
+    image = np.zeros((9, 10, 11), np.float32)
+    image[2:7, 3:8, 4:9] = 1
+    label = (image > 0).astype(np.uint8)
+    case = Case("c", (write(tmp_path / "i.nii", image),), write(tmp_path / "l.nii", label))
+    out = preprocess(case, {"a": (1,)}, (1.0, 1.0, 1.0), None)
+    assert out.image.shape == (1, 5, 5, 5), "cropped to content"
+    assert out.label.all()
+    native = to_native(np.stack([1 - out.label, out.label]).astype(np.float32), out.geometry)
+    np.testing.assert_array_equal(native, out.native_label)
+
+
+def test_a_bad_file_is_named_with_its_case(tmp_path, write):
+    case = Case("c7", (write(tmp_path / "i.nii", np.zeros((4, 4, 4))),), tmp_path / "gone.nii")
+    with pytest.raises(DataError, match=r"c7.*gone\.nii"):
+        preprocess(case, {"a": (1,)}, (1.0, 1.0, 1.0), None)

@@ -1,0 +1,216 @@
+import json
+
+import numpy as np
+import pytest
+
+from data_prep.files import class_values
+from data_prep.msd import msd
+from data_prep.nnunet import nnunet
+from data_prep.pairs import pairs
+from segspeed.types import DataError, Split
+
+
+def test_decathlon(msd_folder):
+    folder = msd_folder(cases=3)
+    c = msd(str(folder))
+    assert (c.name, c.channels) == ("balls", ("MRI",))
+    assert c.labels == {"bright": (1,), "dark": (3,)}
+    assert [x.id for x in c.cases] == ["b_00", "b_01", "b_02"]
+    assert c.cases[1].label == folder / "labelsTr/b_01.nii.gz"
+    (folder / "splits.json").write_text(json.dumps([{"train": ["b_00", "b_01"], "val": ["b_02"]}]))
+    assert msd(str(folder)).splits == (Split(("b_00", "b_01"), ("b_02",)),)
+
+
+def test_a_root_that_does_not_exist(tmp_path):
+    for source in (msd, nnunet):
+        with pytest.raises(DataError, match=r"does not exist.*nowhere"):
+            source(str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match="does not exist"):
+        pairs(root=str(tmp_path / "nowhere"), images="*", labels="*")
+
+
+def test_a_folder_of_another_layout_says_what_to_do(tmp_path, msd_folder):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="data=pairs"):
+        msd(str(tmp_path / "empty"))
+    msd_folder(name="inner", root=tmp_path / "outer")
+    with pytest.raises(DataError, match=r"Did you mean data\.root=.*inner"):
+        msd(str(tmp_path / "outer"))
+    path = tmp_path / "empty" / "dataset.json"
+    path.write_text("{broken")
+    with pytest.raises(DataError, match="JSON"):
+        msd(str(tmp_path / "empty"))
+    path.write_text(json.dumps({"channel_names": {"0": "CT"}, "labels": {"background": 0, "a": 1}}))
+    with pytest.raises(DataError, match="data=nnunet"):
+        msd(str(tmp_path / "empty"))
+    path.write_text(json.dumps({"modality": {"0": "T1", "1": "T2"}, "labels": {"1": "a"}, "training": [{"image": "x.nii"}]}))
+    with pytest.raises(DataError, match="4D"):
+        msd(str(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ({"0": "background", "1": "liver", "7": "lesion"}, {"liver": (1,), "lesion": (7,)}),
+        ({"background": 0, "liver": 1, "lesion": 7}, {"liver": (1,), "lesion": (7,)}),
+        ({"liver": [1, 2]}, {"liver": (1, 2)}),
+        ({"0": "air", "1": "organ", "2": "organ"}, {"organ": (1, 2)}),
+        ({"0": "background", "255": "mask"}, {"mask": (255,)}),
+    ],
+)
+def test_class_values(labels, expected):
+    assert class_values(labels, "x") == expected
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        ({"0": "background"}, "no class"),
+        ({"a": "b"}, "whole numbers"),
+        ({"a": 1.5}, "whole numbers"),
+        ({"whole": [1, 2], "core": [2]}, "overlapping"),
+        ({}, "mapping"),
+        ({"background": 0, "a": 1, "ignore": 2}, "ignore"),
+    ],
+)
+def test_class_values_that_make_no_sense(labels, text):
+    with pytest.raises(DataError, match=text):
+        class_values(labels, "x")
+
+
+@pytest.fixture
+def nnunet_folder(tmp_path, write):
+    folder = tmp_path / "Dataset001_Two"
+    v = np.random.default_rng(0).normal(size=(4, 4, 4)).astype(np.float32)
+    for case in ("a_b_01", "a_b_02", "x.001"):
+        for channel in range(2):
+            write(folder / f"imagesTr/{case}_{channel:04d}.nii.gz", v)
+        write(folder / f"labelsTr/{case}.nii.gz", np.ones((4, 4, 4), np.uint8))
+    about = {"channel_names": {"0": "CT", "1": "PET"}, "labels": {"background": 0, "a": 1}, "file_ending": ".nii.gz"}
+    (folder / "dataset.json").write_text(json.dumps(about))
+    return folder
+
+
+def test_nnunet_channels_and_ids_with_underscores_and_dots(nnunet_folder):
+    (nnunet_folder / "imagesTr/._a_b_01_0000.nii.gz").write_bytes(b"AppleDouble")
+    c = nnunet(str(nnunet_folder))
+    assert c.channels == ("CT", "PET")
+    assert [x.id for x in c.cases] == ["a_b_01", "a_b_02", "x.001"]
+    assert [p.name for p in c.cases[2].images] == ["x.001_0000.nii.gz", "x.001_0001.nii.gz"]
+    (nnunet_folder / "splits_final.json").write_text(json.dumps([{"train": ["a_b_01"], "val": ["x.001"]}]))
+    assert nnunet(str(nnunet_folder)).splits[0].val == ("x.001",)
+
+
+def test_nnunet_missing_channel_is_left_to_the_check_with_its_name(nnunet_folder):
+    (nnunet_folder / "imagesTr/a_b_02_0001.nii.gz").unlink()
+    case = nnunet(str(nnunet_folder)).case("a_b_02")
+    assert case.images[1].name == "a_b_02_0001.nii.gz"
+    assert not case.images[1].exists()
+
+
+def test_nnunet_names_everything_that_does_not_fit(nnunet_folder, write):
+    images = nnunet_folder / "imagesTr"
+    (images / "a_b_01_0000.nii.gz").rename(images / "a_b_01.nii.gz")
+    (images / "a_b_01_0001.nii.gz").rename(images / "new_0002.nii.gz")
+    with pytest.raises(DataError) as error:
+        nnunet(str(nnunet_folder))
+    for part in ("without a channel number", "a_b_01.nii.gz", "labels without an image: a_b_01", "new (channel 2)"):
+        assert part in str(error.value)
+
+
+@pytest.fixture
+def files(tmp_path, write):
+    """make(names): small volumes; even values of labels where the name says seg."""
+
+    def make(*names):
+        for n, name in enumerate(names):
+            v = np.full((3, 3, 3), 5 * (n % 2), np.uint8) if "seg" in name else np.random.default_rng(n).normal(size=(3, 3, 3))
+            if "seg" in name:
+                v[0] = 2
+            write(tmp_path / name, v)
+        return tmp_path
+
+    return make
+
+
+def test_globs_join_by_what_the_wildcards_stand_for(files):
+    images = ("i/p 1_ct.nii.gz", "i/p10_ct.NII.GZ", "i/p2.x_ct.nii")
+    root = files(*images, "l/p10_seg.nii.gz", "l/p2.x_seg.nii.gz", "l/p 1_seg.nii.gz")
+    c = pairs(root=str(root), images="i/*_ct.[nN]*", labels="l/*_seg.nii.gz")
+    assert {x.id: (x.images[0].name, x.label.name) for x in c.cases} == {
+        "p 1": ("p 1_ct.nii.gz", "p 1_seg.nii.gz"),
+        "p10": ("p10_ct.NII.GZ", "p10_seg.nii.gz"),
+        "p2.x": ("p2.x_ct.nii", "p2.x_seg.nii.gz"),
+    }
+
+
+def test_a_star_for_whole_names_leaves_the_ending_out(files):
+    root = files("image/a.nii", "image/b.nii", "seg/a.nii.gz", "seg/b.nii.gz")
+    assert [x.id for x in pairs(root=str(root), images="image/*", labels="seg/*").cases] == ["a", "b"]
+
+
+def test_globs_over_folders_with_brackets_in_the_path(files):
+    root = files("study [1] ü=/p1/t1.nii.gz", "study [1] ü=/p1/seg.nii.gz", "study [1] ü=/p2/t1.nii.gz", "study [1] ü=/p2/seg.nii.gz")
+    c = pairs(images=f"{root}/study [1] ü=/*/t1.nii.gz", labels=f"{root}/study [1] ü=/*/seg.nii.gz")
+    assert [x.id for x in c.cases] == ["p1", "p2"]
+    assert c.labels == {"class_2": (2,), "class_5": (5,)}, "every value found becomes a class"
+    deep = pairs(images=f"{root}/**/t1.nii.gz", labels=f"{root}/**/seg.nii.gz")
+    assert len(deep.cases) == 2
+
+
+def test_globs_without_their_partner_are_named_on_both_sides(files):
+    root = files("1_ct.nii", "2_ct.nii", "10_ct.nii", "1_seg.nii", "10_seg.nii", "3_seg.nii")
+    with pytest.raises(DataError, match=r"1 images without a label: 2_ct\.nii.*1 labels without an image: 3_seg"):
+        pairs(root=str(root), images="*_ct.nii", labels="*_seg.nii")
+    with pytest.raises(DataError, match=r"data\.images=z\* matches no"):
+        pairs(root=str(root), images="z*", labels="*_seg.nii")
+
+
+def test_csv(files):
+    root = files("a.nii.gz", "b.nii.gz", "a_seg.nii.gz", "b_seg.nii.gz")
+    table = root / "cases.csv"
+    table.write_text("\ufeffid;image;label;patient;site\nx;a.nii.gz;a_seg.nii.gz;P1;north\n;b.nii.gz;b_seg.nii.gz;;\n")
+    c = pairs(csv=str(table), class_names={"organ": [2, 5]}, channels=["CT"])
+    assert [(x.id, x.patient, x.site) for x in c.cases] == [("x", "P1", "north"), ("b", "b", "")]
+    assert c.cases[0].images == (root / "a.nii.gz",)
+    assert c.labels == {"organ": (2, 5)}
+    assert c.channels == ("CT",)
+
+
+def test_csv_with_channels(files):
+    root = files("a.nii.gz", "b.nii.gz", "a_seg.nii.gz")
+    (root / "c.csv").write_text("image_0,image_1,label\na.nii.gz,b.nii.gz,a_seg.nii.gz\n")
+    c = pairs(csv=str(root / "c.csv"))
+    assert [p.name for p in c.cases[0].images] == ["a.nii.gz", "b.nii.gz"]
+    assert c.channels == ("image_0", "image_1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id,label\nx,y\n", "column image"),
+        ("image,labl\nx,y\n", "labl"),
+        ("image,image_0\nx,y\n", "image"),
+        ("image,label\n,y\nx,\n,z\n", "line 2: empty image; line 4"),
+        ("", "column image"),
+    ],
+)
+def test_csv_that_cannot_be_used(tmp_path, text, message):
+    (tmp_path / "c.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        pairs(csv=str(tmp_path / "c.csv"))
+
+
+def test_one_of_two_ways(tmp_path):
+    for arguments in ({}, {"images": "*", "csv": "x.csv"}):
+        with pytest.raises(DataError, match="one of the two ways"):
+            pairs(**arguments)
+    with pytest.raises(DataError, match=r"data\.csv"):
+        pairs(csv=str(tmp_path / "gone.csv"))
+
+
+def test_images_given_as_labels_are_refused(files, write, tmp_path):
+    root = files("1_ct.nii")
+    write(root / "1_big.nii", np.random.default_rng(0).normal(0, 500, (12, 12, 12)))
+    with pytest.raises(DataError, match="no label maps"):
+        pairs(root=str(root), images="1_ct.nii", labels="1_big.nii")

@@ -38,7 +38,9 @@ def main(cfg: Config) -> int:
     if errors:
         say("Training would be wrong. Mend the files, or leave cases out with 'data.exclude=[id,id]'.")
         return 1
-    say("Next: python -m segspeed.train with the same data settings (python -m data_prep.prepare builds the cache first)")
+    say(
+        "Next: python -m segspeed.train with the same data settings (python -m data_prep.prepare builds the cache first)"
+    )
     return 0
 
 
@@ -99,11 +101,15 @@ def show(cohort: Cohort, facts: Mapping[str, CaseFacts], problems: Sequence[Prob
             ("content (D x H x W)", [f.crop_shape for f in good]),
         ):
             a = np.array(values, dtype=float)
-            table.add_row(title, *(" x ".join(f"{v:.4g}" for v in row) for row in (a.min(0), np.median(a, 0), a.max(0))))
+            table.add_row(
+                title, *(" x ".join(f"{v:.4g}" for v in row) for row in (a.min(0), np.median(a, 0), a.max(0)))
+            )
         for name in cohort.class_names:
             voxels = np.array([f.class_voxels.get(name, 0) for f in good])
             absent = f" (absent in {(voxels == 0).sum()})" if (voxels == 0).any() else ""
-            table.add_row(f"voxels of {name}{absent}", *(f"{v:.0f}" for v in (voxels.min(), np.median(voxels), voxels.max())))
+            table.add_row(
+                f"voxels of {name}{absent}", *(f"{v:.0f}" for v in (voxels.min(), np.median(voxels), voxels.max()))
+            )
         out.print(table)
         codes = Counter(f.orientation for f in good).most_common()
         out.print("orientation: " + ", ".join(f"{code} ({n})" for code, n in codes), markup=False)

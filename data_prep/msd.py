@@ -21,7 +21,7 @@ def msd(root: str) -> Cohort:
     pairs = about.get("training")
     if not isinstance(pairs, list) or not pairs:
         hint = "; with labels and channel_names it is nnU-Net's layout: data=nnunet" if "channel_names" in about else ""
-        raise DataError(f"{folder / 'dataset.json'} has no list \"training\"{hint}")
+        raise DataError(f'{folder / "dataset.json"} has no list "training"{hint}')
     return Cohort(
         name=str(about.get("name") or folder.name),
         cases=tuple(_case(folder, pair) for pair in pairs),

@@ -75,7 +75,9 @@ def _from_csv(table: Path, base: Path) -> tuple[Case, ...]:
     unknown = [h for h in header if h not in COLUMNS and h not in numbered]
     columns = numbered or ["image"]
     if not rows or columns[0] not in header:
-        raise DataError(f"{table} needs a column image (or image_0, image_1 ...); it has: {', '.join(header) or 'none'}")
+        raise DataError(
+            f"{table} needs a column image (or image_0, image_1 ...); it has: {', '.join(header) or 'none'}"
+        )
     if unknown or (numbered and "image" in header):
         wrong = ", ".join(unknown) or "image beside image_0"
         raise DataError(f"{table}: columns {wrong}; known are id, image or image_0 ..., label, patient, site")
@@ -115,7 +117,9 @@ def _by_wildcard(base: Path, pattern: str, key: str) -> dict[str, Path]:
         match = shape.fullmatch(name)
         assert match, f"{name} was found by {rest} but does not have its shape"
         ending = len(name) - len(Path(name).name) + len(stem(Path(name)))  # .nii or .nii.gz is no part of an id
-        parts = [name[a : min(b, ending)].strip("/") for a, b in map(match.span, range(1, shape.groups + 1)) if a < ending]
+        parts = [
+            name[a : min(b, ending)].strip("/") for a, b in map(match.span, range(1, shape.groups + 1)) if a < ending
+        ]
         case_id = "_".join(part for part in parts if part).replace("/", "_") or stem(Path(name))
         if case_id in out:
             raise DataError(f"{key}={pattern}: {out[case_id].name} and {name} would both be case {case_id!r}")
@@ -139,7 +143,9 @@ def _groups(pattern: str) -> re.Pattern[str]:
     """A glob as a regular expression whose groups are its wildcards."""
     tokens = re.split(r"(\*\*/|\*\*|\*|\?|\[[^]]+\])", pattern)
     kinds = {"**/": "((?:.*/)?)", "**": "(.*)", "*": "([^/]*)", "?": "([^/])"}
-    text = "".join(kinds.get(t) or (f"({t.replace('[!', '[^')})" if t.startswith("[") else re.escape(t)) for t in tokens)
+    text = "".join(
+        kinds.get(t) or (f"({t.replace('[!', '[^')})" if t.startswith("[") else re.escape(t)) for t in tokens
+    )
     return re.compile(text, re.DOTALL)
 
 

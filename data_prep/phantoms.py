@@ -48,9 +48,7 @@ def phantoms(root: str, kind: str = "ct", cases: int = 24, seed: int = 0) -> Coh
         raise DataError(f"data.cases={cases}: at least 1")
     folder = Path(root).expanduser().absolute() / f"{kind}_{cases}_seed{seed}_v{VERSION}"
     ids = [f"{kind}_{n:03d}" for n in range(cases)]
-    found = tuple(
-        Case(i, (folder / "imagesTr" / f"{i}.nii.gz",), folder / "labelsTr" / f"{i}.nii.gz") for i in ids
-    )
+    found = tuple(Case(i, (folder / "imagesTr" / f"{i}.nii.gz",), folder / "labelsTr" / f"{i}.nii.gz") for i in ids)
     for number, case in enumerate(found):
         assert case.label is not None
         if not (case.images[0].exists() and case.label.exists()):
@@ -102,9 +100,7 @@ class _Body:
         """Below 1 inside. ``tilt`` (radians) turns it in the right-anterior plane."""
         x, y, z = (self.warped[a] - centre[a] for a in range(3))
         c, s = np.cos(tilt), np.sin(tilt)
-        return np.sqrt(
-            ((c * x + s * y) / radii[0]) ** 2 + ((c * y - s * x) / radii[1]) ** 2 + (z / radii[2]) ** 2
-        )
+        return np.sqrt(((c * x + s * y) / radii[0]) ** 2 + ((c * y - s * x) / radii[1]) ** 2 + (z / radii[2]) ** 2)
 
     def near(self, centre: tuple[float, ...], by: float) -> tuple[float, ...]:
         """A place around ``centre``, in mm."""
@@ -131,14 +127,20 @@ def _anatomy(body: _Body) -> tuple[dict[str, np.ndarray], np.ndarray]:
     tissue["bone"] = _column(body, spine, 11.5, wave=2)
     bowel = np.zeros(body.shape, dtype=bool)
     for _ in range(7):  # loops as bright as organs, anywhere in front
-        loop = body.ellipsoid(put((rng.uniform(-40, 40), rng.uniform(0, 34), rng.uniform(-55, 10)), 6), body.sized((15, 10, 12)))
+        loop = body.ellipsoid(
+            put((rng.uniform(-40, 40), rng.uniform(0, 34), rng.uniform(-55, 10)), 6), body.sized((15, 10, 12))
+        )
         bowel |= loop < 1
     tissue["bowel"] = bowel & (trunk < 0.84)
 
-    liver = body.ellipsoid(put((34, 8, 26), 7), body.sized((37, 34, 32)), rng.uniform(-0.4, 0.4)) + 0.07 * body.field(20)
+    liver = body.ellipsoid(put((34, 8, 26), 7), body.sized((37, 34, 32)), rng.uniform(-0.4, 0.4)) + 0.07 * body.field(
+        20
+    )
     lobe = body.ellipsoid(put((4, 20, 34), 6), body.sized((30, 16, 15))) + 0.07 * body.field(20)
     organs = {
-        "aorta": _column(body, (spine[0] - rng.uniform(4, 12), spine[1] + rng.uniform(17, 22), 0), rng.uniform(7, 10), 4),
+        "aorta": _column(
+            body, (spine[0] - rng.uniform(4, 12), spine[1] + rng.uniform(17, 22), 0), rng.uniform(7, 10), 4
+        ),
         "kidney_right": _kidney(body, put((37, -22, -18), 6)),
         "kidney_left": _kidney(body, put((-37, -22, -8), 6)),
         "liver": np.minimum(liver, lobe) < 1,
@@ -160,7 +162,9 @@ def _kidney(body: _Body, centre: tuple[float, ...]) -> np.ndarray:
     radii = body.sized((15, 14, 27))
     bean = body.ellipsoid(centre, radii, body.rng.uniform(-0.4, 0.4)) + 0.06 * body.field(14)
     inward = -np.sign(centre[0]) or 1.0
-    notch = body.ellipsoid((centre[0] + inward * radii[0], centre[1], centre[2]), (radii[0] * 0.6, radii[1], radii[2] * 0.4))
+    notch = body.ellipsoid(
+        (centre[0] + inward * radii[0], centre[1], centre[2]), (radii[0] * 0.6, radii[1], radii[2] * 0.4)
+    )
     return (bean < 1) & (notch > 1)
 
 
@@ -221,10 +225,10 @@ def _write(path: Path, array: np.ndarray, affine: np.ndarray) -> None:
     """As .nii.gz, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{os.getpid()}-{path.name}")
-    image = nib.Nifti1Image(np.ascontiguousarray(array), affine)  # type: ignore[attr-defined, no-untyped-call]
+    image = nib.Nifti1Image(np.ascontiguousarray(array), affine)
     image.set_sform(affine, code=1)
     image.set_qform(affine, code=1)
-    nib.save(image, temporary)  # type: ignore[attr-defined]
+    nib.save(image, temporary)
     os.replace(temporary, path)
 
 

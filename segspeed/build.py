@@ -132,9 +132,7 @@ def learner_from(cfg: Config, model: nn.Module, precision: Precision) -> Learner
 
 def schedule_from(cfg: Config) -> Callable[[float], float]:
     s = cfg.schedule
-    return lambda progress: learning_rate_factor(
-        progress, name=s.name, warmup=s.warmup, power=s.power, final=s.final
-    )
+    return lambda progress: learning_rate_factor(progress, name=s.name, warmup=s.warmup, power=s.power, final=s.final)
 
 
 def horizon_from(cfg: Config) -> Horizon:

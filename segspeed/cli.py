@@ -7,18 +7,29 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 from segspeed.config import Config
+from segspeed.speed.signals import leave
 from segspeed.types import DataError, RunStopped
-from segspeed.validate import SettingsError, check_targets, is_open, keys, nearest_key, unknown_key, validate
+from segspeed.validate import (
+    SettingsError,
+    check_targets,
+    is_open,
+    keys,
+    nearest_key,
+    shown,
+    unknown_key,
+    validate,
+    value_at,
+)
 
 REFUSED, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -37,7 +48,7 @@ def door(main: Callable[[Config], int]) -> Callable[[], NoReturn]:
     """
 
     def run() -> NoReturn:
-        signal.signal(signal.SIGTERM, _terminate)
+        signal.signal(signal.SIGTERM, leave)
         try:
             sys.exit(_through_hydra(main))
         except SettingsError as error:
@@ -51,11 +62,6 @@ def door(main: Callable[[Config], int]) -> Callable[[], NoReturn]:
             sys.exit(INTERRUPTED)
 
     return run
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    """SIGTERM leaves through the finally blocks, which take half-written files away."""
-    sys.exit(128 + number)
 
 
 def _tell(*lines: str) -> None:
@@ -156,9 +162,7 @@ def _override(text: str, problems: list[str], sweeping: bool) -> tuple[str, Any,
     known = {k.path for k in keys()}
     inside = any(k.startswith(f"{key}.") for k in known)  # a whole section or group
     if key in known or inside or key in _groups():
-        if parsed.is_add() and key not in _groups():
-            return key, parsed.value(), text.lstrip("+")
-        return key, parsed.value(), text
+        return key, parsed.value(), text if key in _groups() else text.lstrip("+")
     if is_open(section) and "." in key:
         return key, parsed.value(), "++" + text.lstrip("+")  # checked against the signature of the target
     groups = get_close_matches(key, _groups(), 1)
@@ -179,7 +183,8 @@ def _unreadable(text: str) -> str:
 
 def _quoted(text: str, what: str) -> str:
     key, _, value = text.partition("=")
-    inner = value.replace("\\", "\\\\").replace('"', '\\"')
+    # Hydra takes a backslash for itself, unless a double quote follows
+    inner = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
     written = f'{key}="{inner}"'
     return f"{what} needs both pairs of quotes: {shlex.quote(written)}"
 
@@ -203,8 +208,13 @@ def _hydra_problem(error: BaseException) -> str:
 
 
 def key_table() -> str:
-    """All keys as Markdown, for README."""
-    rows = [f"| `{k.path}` | {k.type} | {k.default} | {k.meaning} |" for k in keys()]
+    """All keys of the schema as Markdown, for README, with the values of a run without any setting."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        raw = OmegaConf.to_container(compose("train"), resolve=True)
+    rows = [f"| `{k.path}` | {k.type} | {shown(value_at(raw, k.path))} | {k.meaning} |" for k in keys()]
     return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
 
 

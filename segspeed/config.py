@@ -68,9 +68,11 @@ class PlanConfig(Strict):
 
     spacing: Literal["auto"] | Triple = Field("auto", description="mm, (D, H, W) of the canonical grid")
     patch: Literal["auto"] | Shape3 = Field("auto", description="voxels, (D, H, W)")
-    batch: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    batch: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="patches a micro-batch")
     features: Literal["auto"] | tuple[int, ...] = Field("auto", description="channels a level, finest first")
-    normalisation: Literal["auto"] | tuple[Literal["ct", "zscore"], ...] = "auto"
+    normalisation: Literal["auto"] | tuple[Literal["ct", "zscore"], ...] = Field(
+        "auto", description="ct or zscore, one a channel"
+    )
 
 
 class CacheConfig(Strict):
@@ -81,20 +83,20 @@ class CacheConfig(Strict):
 class LoaderConfig(Component):
     """Patches into batches."""
 
-    workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    workers: Literal["auto"] | Annotated[int, Field(ge=0)] = Field("auto", description="processes that read patches")
     prefetch: int = Field(4, ge=1, description="batches a worker keeps ready")
-    pin_memory: Literal["auto"] | bool = "auto"
+    pin_memory: Literal["auto"] | bool = Field("auto", description="page-locked batches; auto: on CUDA")
     foreground: Fraction = Field(0.5, description="share of patches centred on a foreground voxel")
 
 
 class RotationConfig(Strict):
-    probability: Fraction = 0.2
+    probability: Fraction = Field(0.2, description="of a sample")
     degrees: tuple[float, float, float] = Field((15.0, 15.0, 15.0), description="largest angle about D, H, W")
 
 
 class ScaleConfig(Strict):
-    probability: Fraction = 0.2
-    range: Range = (0.7, 1.4)
+    probability: Fraction = Field(0.2, description="of a sample")
+    range: Range = Field((0.7, 1.4), description="factor; over 1 enlarges")
 
 
 class FlipConfig(Strict):
@@ -102,35 +104,35 @@ class FlipConfig(Strict):
 
 
 class NoiseConfig(Strict):
-    probability: Fraction = 0.1
-    variance: Range = (0.0, 0.1)
+    probability: Fraction = Field(0.1, description="of a sample")
+    variance: Range = Field((0.0, 0.1), description="of the Gaussian noise, in normalised intensities")
 
 
 class BlurConfig(Strict):
-    probability: Fraction = 0.2
+    probability: Fraction = Field(0.2, description="of a sample")
     sigma: Range = Field((0.5, 1.0), description="voxels")
-    channel_probability: Fraction = 0.5
+    channel_probability: Fraction = Field(0.5, description="of a channel, once the sample is drawn")
 
 
 class BrightnessConfig(Strict):
-    probability: Fraction = 0.15
+    probability: Fraction = Field(0.15, description="of a sample")
     range: Range = Field((0.75, 1.25), description="factor")
 
 
 class ContrastConfig(Strict):
-    probability: Fraction = 0.15
+    probability: Fraction = Field(0.15, description="of a sample")
     range: Range = Field((0.75, 1.25), description="factor about the mean, clamped to the old range")
 
 
 class LowResolutionConfig(Strict):
-    probability: Fraction = 0.25
+    probability: Fraction = Field(0.25, description="of a sample")
     zoom: Range = Field((0.5, 1.0), description="1 keeps the resolution, 0.5 halves it")
-    channel_probability: Fraction = 0.5
+    channel_probability: Fraction = Field(0.5, description="of a channel, once the sample is drawn")
 
 
 class GammaConfig(Strict):
-    probability: Fraction = 0.3
-    range: Range = (0.7, 1.5)
+    probability: Fraction = Field(0.3, description="of a sample")
+    range: Range = Field((0.7, 1.5), description="exponent")
     invert_probability: Fraction = Field(0.25, description="of those drawn, the share with inverted intensities")
 
 
@@ -166,7 +168,7 @@ class AugmentConfig(Strict):
 
 
 class ScheduleConfig(Strict):
-    name: Literal["cosine", "poly", "constant"] = "cosine"
+    name: Literal["cosine", "poly", "constant"] = Field("cosine", description="shape after the warmup")
     warmup: Fraction = Field(0.05, description="share of the optimiser steps (or of the budget) that warms up")
     power: float = Field(0.9, gt=0, description="of poly")
     final: Fraction = Field(0.0, description="learning rate at the end over the peak")
@@ -178,7 +180,7 @@ class TrainConfig(Strict):
     accumulate: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="micro-batches a step")
     clip: Annotated[float, Field(gt=0)] | None = Field(12.0, description="largest gradient norm")
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(0.99, description="decay of averaged weights; null: off")
-    deterministic: bool = False
+    deterministic: bool = Field(False, description="only kernels that give the same bits every time")
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainConfig:
@@ -210,7 +212,9 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _plain_name(self) -> RunConfig:
-        if self.name is not None and (not self.name.strip() or re.search(r"[\\/\0]", self.name) or self.name in (".", "..")):
+        if self.name is not None and (
+            not self.name.strip() or re.search(r"[\\/\0]", self.name) or self.name in (".", "..")
+        ):
             raise ValueError(f"run.name={self.name!r} must be a plain folder name")
         return self
 
@@ -232,10 +236,14 @@ class Config(Strict):
     evaluation: EvaluationConfig = EvaluationConfig()
     memory: MemoryConfig = MemoryConfig()
     save: SaveConfig = SaveConfig()
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    compile: bool = False
-    channels_last: Literal["auto"] | bool = "auto"
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
-    threads: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="CPU threads of the main process")
-    resume: Literal["auto", "never"] = "auto"
-    seed: int = Field(0, ge=0)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="auto: the fastest that is sound here"
+    )
+    compile: bool = Field(False, description="torch.compile the network")
+    channels_last: Literal["auto"] | bool = Field("auto", description="auto: with half precision")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:1, mps")
+    threads: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        "auto", description="CPU threads of the main process"
+    )
+    resume: Literal["auto", "never"] = Field("auto", description="never: refuse a run folder that exists")
+    seed: int = Field(0, ge=0, description="of weights, patches and augmentation")

@@ -114,9 +114,7 @@ def fit(
         loss, norm = learner.update(map(stage, micro), samples)
         progress.step += 1
         progress.sample += samples
-        after_step(
-            Step(progress.step, loss, norm, rate, samples, time.perf_counter() - started, waited, micro)
-        )
+        after_step(Step(progress.step, loss, norm, rate, samples, time.perf_counter() - started, waited, micro))
         now = time.perf_counter()
         progress.elapsed += now - mark
         mark = now

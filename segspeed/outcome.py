@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +13,8 @@ from segspeed.record.live import print_result, say
 from segspeed.record.overlays import Overlay, make_overlay, save_overlays
 from segspeed.record.report import write_report
 from segspeed.record.run_folder import write_json_atomic
+from segspeed.run import Run
 from segspeed.speed.memory import peak_memory_bytes
-
-if TYPE_CHECKING:
-    from segspeed.training import Run
 
 
 def finish_run(run: Run) -> dict[str, Any]:

@@ -207,6 +207,4 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Called by DataLoader's pinning thread."""
-        return Batch(
-            self.image.pin_memory(), self.label.pin_memory(), self.norm.pin_memory(), self.index, self.cases
-        )
+        return Batch(self.image.pin_memory(), self.label.pin_memory(), self.norm.pin_memory(), self.index, self.cases)

@@ -11,7 +11,6 @@ from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 from segspeed.config import Component, Config
 
@@ -19,7 +18,8 @@ from segspeed.config import Component, Config
 MOVED = {
     "checkpointing": "memory.checkpointing", "checkpoint.every": "save.every", "phantoms.kind": "data.kind",
     "epochs": "train.steps or train.budget (a run has no epochs)", "batch_size": "plan.batch", "bs": "plan.batch",
-    "num_workers": "loader.workers", "workers": "loader.workers", "learning_rate": "optimizer.lr",
+    "num_workers": "loader.workers", "workers": "loader.workers", "learning_rate": "optimizer.lr", "lr": "optimizer.lr",
+    "weight_decay": "optimizer.weight_decay",
     "amp": "precision", "output": "run.root", "output_dir": "run.root", "patch_size": "plan.patch",
     "roi_size": "plan.patch", "spacing": "plan.spacing", "gpu": "device",
 }  # fmt: skip
@@ -85,19 +85,22 @@ def _explain(error: ValidationError, raw: Mapping[str, Any]) -> list[str]:
     lines: dict[str, list[str]] = {}
     for item in error.errors():
         path = _dotted(item["loc"], raw)
-        if _at(raw, path) == "???":
+        if value_at(raw, path) == "???":
             continue  # reported as missing
         if item["type"] == "extra_forbidden":
             lines.setdefault(unknown_key(path), [])
         elif item["type"] == "missing" and isinstance(item["loc"][-1], int):
-            lines.setdefault(f"{path}={_shown(_at(raw, path))}", []).append("has too few values")
+            lines.setdefault(f"{path}={shown(value_at(raw, path))}", []).append("has too few values")
         elif item["type"] == "missing":
             lines.setdefault(f"{path} is missing", [])
         else:
             given = item["input"]
-            head = f"{path}={_shown(given)}" if path and not isinstance(given, Mapping) else path
+            head = f"{path}={shown(given)}" if path and not isinstance(given, Mapping) else path
             lines.setdefault(head, []).append(_plain_message(item["msg"]))
-    return [f"{head}: {' or '.join(dict.fromkeys(m))}" if m and head else (head or " or ".join(m)) for head, m in lines.items()]
+    return [
+        f"{head}: {' or '.join(dict.fromkeys(m))}" if m and head else (head or " or ".join(m))
+        for head, m in lines.items()
+    ]
 
 
 def _dotted(loc: Sequence[Any], raw: Mapping[str, Any]) -> str:
@@ -112,14 +115,18 @@ def _dotted(loc: Sequence[Any], raw: Mapping[str, Any]) -> str:
     return ".".join(parts)
 
 
-def _at(raw: Any, path: str) -> Any:
+def value_at(raw: Any, path: str) -> Any:
+    """The value of a dotted key, None where there is none."""
     for part in path.split("."):
         raw = raw.get(part) if isinstance(raw, Mapping) else None
     return raw
 
 
-def _shown(value: Any) -> str:
-    return "[" + ",".join(map(str, value)) + "]" if isinstance(value, (list, tuple)) else str(value)
+def shown(value: Any) -> str:
+    """A value as one would write it on the command line."""
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(shown, value)) + "]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _plain_message(text: str) -> str:
@@ -154,7 +161,6 @@ class Key(typing.NamedTuple):
 
     path: str
     type: str
-    default: str
     meaning: str
 
 
@@ -170,18 +176,7 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             yield from _keys(inner, f"{path}.")
         else:
-            yield Key(path, _type_text(field), _default_text(field), field.description or "")
-
-
-def _default_text(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value = field.default
-    return "null" if value is None else _shown(value).lower() if isinstance(value, bool) else _shown(value)
-
-
-def _type_text(field: FieldInfo) -> str:
-    return _annotation_text(field.annotation)
+            yield Key(path, _annotation_text(field.annotation), field.description or "")
 
 
 def _annotation_text(kind: Any) -> str:

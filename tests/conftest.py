@@ -83,6 +83,39 @@ def msd_folder(tmp_path, write):
     return make
 
 
+@pytest.fixture(scope="session")
+def settings():
+    """settings("data=msd", "train.steps=3"): a Config as the command line would give it."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    from segspeed.cli import config_folder, prepare_arguments
+    from segspeed.validate import validate
+
+    def make(*overrides):
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            composed = compose("train", overrides=prepare_arguments(overrides))
+        return validate(OmegaConf.to_container(composed, resolve=True, throw_on_missing=False))
+
+    return make
+
+
+@pytest.fixture
+def tiny(settings, msd_folder, tmp_path):
+    """tiny("train.steps=3", cases=4): settings of a run that takes a second, on balls in noise."""
+
+    def make(*overrides, folder=None, **cohort):
+        folder = folder or msd_folder(**cohort)
+        length = () if any(o.startswith(("train.steps", "train.budget")) for o in overrides) else ("train.steps=4",)
+        return settings(
+            "debug=default", "data=msd", f'data.root="{folder}"', "data.folds=2", "plan.patch=[16,16,16]",
+            "plan.features=[4,8,16]", f'run.root="{tmp_path / "runs"}"', "cache.workers=1", "augment=nnunet", "resume=auto",
+            *length, *overrides,
+        )  # fmt: skip
+
+    return make
+
+
 def balls(shape, seed):
     rng = np.random.default_rng(seed)
     image = rng.normal(100, 10, shape).astype(np.float32)

@@ -48,8 +48,8 @@ def learner(**changes):
     return dataclasses.replace(made, **changes)
 
 
-def weights(l):
-    return torch.cat([p.detach().flatten() for p in l.model.parameters()])
+def weights(lr):
+    return torch.cat([p.detach().flatten() for p in lr.model.parameters()])
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 2, 1)], ids=["even", "last one smaller"])
@@ -67,9 +67,9 @@ def test_accumulated_is_the_big_batch(sizes):
 
 def test_a_loader_that_ends_loses_no_remainder():
     seen = []
-    l = learner()
+    lr = learner()
     fit(
-        l, [batch(i, 1) for i in range(10)], lambda b: b, StepHorizon(100), Progress(), accumulate=4,
+        lr, [batch(i, 1) for i in range(10)], lambda b: b, StepHorizon(100), Progress(), accumulate=4,
         after_step=lambda s: seen.append((s.number, s.samples)),
     )  # fmt: skip
     assert seen == [(1, 4), (2, 4), (3, 2)]
@@ -77,23 +77,24 @@ def test_a_loader_that_ends_loses_no_remainder():
 
 def test_progress_counts_steps_samples_and_time():
     progress, losses = Progress(), []
-    l = learner(schedule=lambda p: 1.0)
-    l.ema = WeightAverage(l.model, 0.9)
+    lr = learner(schedule=lambda p: 1.0)
+    lr.ema = WeightAverage(lr.model, 0.9)
     same = batch(0, 4)
     fit(
-        l, [same] * 30, lambda b: b, StepHorizon(25), progress, accumulate=1,
+        lr, [same] * 30, lambda b: b, StepHorizon(25), progress, accumulate=1,
         after_step=lambda s: losses.append(s.loss.item()),
     )  # fmt: skip
-    assert (progress.step, progress.sample) == (25, 100) and progress.elapsed > 0
-    assert l.ema.updates == 25
+    assert (progress.step, progress.sample) == (25, 100)
+    assert progress.elapsed > 0
+    assert lr.ema.updates == 25
     assert losses[-1] < 0.9 * losses[0]  # it learns the one batch it sees
 
 
 def test_rate_follows_the_schedule_in_optimiser_steps():
     rates = []
-    l = learner(schedule=lambda p: 1 - p)
+    lr = learner(schedule=lambda p: 1 - p)
     fit(
-        l, [batch(i, 1) for i in range(8)], lambda b: b, StepHorizon(4), Progress(), accumulate=2,
+        lr, [batch(i, 1) for i in range(8)], lambda b: b, StepHorizon(4), Progress(), accumulate=2,
         after_step=lambda s: rates.append(s.rate),
     )  # fmt: skip
     assert rates == pytest.approx([0.5, 0.375, 0.25, 0.125])

@@ -10,11 +10,13 @@ import itertools
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
 from nibabel.filebasedimages import ImageFileError
 from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
+from nibabel.spatialimages import HeaderDataError
 
 from segspeed.types import DataError, Geometry, Shape3, Triple
 
@@ -82,12 +84,12 @@ def read_volume(path: Path, *, scaled: bool = True) -> Volume:
     if not path.is_file():
         raise VolumeError("missing-file", f"the file does not exist: {path.name}")
     try:
-        image = nib.load(path)  # type: ignore[attr-defined]
+        image = nib.load(path)
     except UNREADABLE as error:
         raise VolumeError("unreadable", _why(path, error)) from error
-    shape = tuple(int(n) for n in image.shape)  # type: ignore[attr-defined]
+    shape = tuple(int(n) for n in image.shape)
     notes = []
-    spatial = shape[:3]
+    spatial: Shape3 = shape[:3]  # type: ignore[assignment]
     if len(shape) > 3 and all(n == 1 for n in shape[3:]):
         notes.append(("squeezed", f"shape {shape}: trailing axes of length 1 were dropped"))
     elif len(shape) > 3:
@@ -100,21 +102,21 @@ def read_volume(path: Path, *, scaled: bool = True) -> Volume:
         raise VolumeError("not-3d", f"shape {shape} is no volume; segspeed needs three axes")
     if 0 in spatial:
         raise VolumeError("empty-volume", f"shape {shape} has no voxels")
-    kind = image.get_data_dtype()  # type: ignore[attr-defined]
+    kind = image.get_data_dtype()
     if kind.names is not None:
         raise VolumeError("rgb", "RGB voxels (a screenshot or secondary capture) carry no intensities; leave it out")
     if kind.kind == "c":
         raise VolumeError("complex", "complex voxels: write the magnitude as a real volume")
-    affine = np.asarray(image.affine, dtype=np.float64)  # type: ignore[attr-defined]
+    affine = np.asarray(image.affine, dtype=np.float64)
     lengths = np.sqrt((affine[:3, :3] ** 2).sum(0))
     if not np.isfinite(affine).all() or (lengths <= 0).any():
         raise VolumeError("bad-affine", f"voxel sizes {lengths.tolist()} mm in the header: they must be positive")
     try:
-        raw = np.asanyarray(image.dataobj)  # type: ignore[attr-defined]
+        raw = np.asanyarray(image.dataobj)
     except UNREADABLE as error:
         raise VolumeError("unreadable", _why(path, error)) from error
     array = raw.reshape(spatial).astype(np.float32 if scaled else np.float64, copy=False)
-    notes += _header_notes(image.header, affine, spatial)  # type: ignore[attr-defined]
+    notes += _header_notes(image.header, affine, spatial)
     ornt = io_orientation(affine)
     if np.isnan(ornt).any():
         raise VolumeError("bad-affine", "the affine maps two axes onto one; the header is damaged")
@@ -149,7 +151,7 @@ def _why(path: Path, error: BaseException) -> str:
     return f"cannot be read, the file is damaged or cut short ({text}); copy it again from its source"
 
 
-def _header_notes(header: object, affine: np.ndarray, shape: Shape3) -> list[tuple[str, str]]:
+def _header_notes(header: Any, affine: np.ndarray, shape: Shape3) -> list[tuple[str, str]]:
     notes = []
     if hasattr(header, "get_sform"):
         sform, scode = header.get_sform(coded=True)
@@ -167,13 +169,15 @@ def _header_notes(header: object, affine: np.ndarray, shape: Shape3) -> list[tup
     unit = affine[:3, :3] / np.sqrt((affine[:3, :3] ** 2).sum(0))
     skew = float(np.abs(unit.T @ unit - np.eye(3)).max())
     if skew > 0.01:
-        notes.append(("shear", f"the axes are not at right angles (cosine {skew:.3f}); distances in mm are approximate"))
+        notes.append(
+            ("shear", f"the axes are not at right angles (cosine {skew:.3f}); distances in mm are approximate")
+        )
     return notes
 
 
-def _qform(header: object) -> tuple[np.ndarray | None, int]:
+def _qform(header: Any) -> tuple[np.ndarray | None, int]:
     try:
-        qform, code = header.get_qform(coded=True)  # type: ignore[attr-defined]
-    except (ValueError, nib.spatialimages.HeaderDataError):  # a quaternion that is none; the sform stands
+        qform, code = header.get_qform(coded=True)
+    except (ValueError, HeaderDataError):  # a quaternion that is none; the sform stands
         return None, 0
     return qform, int(code)

@@ -149,9 +149,7 @@ def _foreground(
     return {name: int(counts[i + 1]) for i, name in enumerate(labels)}, values
 
 
-def inspect_cases(
-    cohort: Cohort, *, tolerance_mm: float, memo: Path | None, workers: int
-) -> Iterator[CaseFacts]:
+def inspect_cases(cohort: Cohort, *, tolerance_mm: float, memo: Path | None, workers: int) -> Iterator[CaseFacts]:
     """Facts of every case as they come in, remembered under ``memo`` so that unchanged files are not read again.
 
     Raises DataError when a worker process dies (most often for want of memory).

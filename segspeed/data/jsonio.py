@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +29,7 @@ def to_plain(value: Any) -> Any:
 
 def from_plain(value: Any, kind: type[T]) -> T:
     """A value of type ``kind`` (a dataclass of `segspeed.types`), checked. Raises ValueError."""
-    return typing.cast(T, TypeAdapter(kind).validate_python(value))
+    return TypeAdapter(kind).validate_python(value)
 
 
 def write_json(path: Path, value: Any) -> None:

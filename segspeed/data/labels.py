@@ -60,7 +60,7 @@ def to_file_values(indices: np.ndarray, labels: Mapping[str, tuple[int, ...]]) -
 
 def label_step(path: Path) -> float:
     """The slope that an integer file scales its values by (0 when it does not): the size of its rounding."""
-    image = nib.load(path)  # type: ignore[attr-defined]
+    image = nib.load(path)
     slope, _ = image.header.get_slope_inter() if hasattr(image.header, "get_slope_inter") else (None, None)
     integer = np.issubdtype(image.get_data_dtype(), np.integer)
     return abs(float(slope)) if integer and slope not in (None, 1.0) else 0.0

@@ -68,9 +68,7 @@ def prepare_cases(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _place(
-    case: Case, cohort: Cohort, facts: CaseFacts, spacing: Triple, coarse_axis: int | None, root: Path
-) -> Path:
+def _place(case: Case, cohort: Cohort, facts: CaseFacts, spacing: Triple, coarse_axis: int | None, root: Path) -> Path:
     settings = {"spacing": spacing, "coarse_axis": coarse_axis, "labels": [list(v) for v in cohort.labels.values()]}
     return entry_path(root, cohort.name, case.id, entry_key(facts.digest, settings))
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import ndimage
 
 from segspeed.data.geometry import VolumeError, read_volume
-from segspeed.data.labels import class_dtype, label_step, to_class_indices
+from segspeed.data.labels import label_step, to_class_indices
 from segspeed.types import Case, DataError, Geometry, Shape3, Triple
 
 FOREGROUND_VOXELS = 10_000  # kept a class: enough to draw from, small enough to keep for every case
@@ -54,7 +54,7 @@ def preprocess(
     images = np.stack([v.array for v in volumes])
     box = content_box(images, native)
     where = tuple(slice(a, b) for a, b in box)
-    cropped, label = images[(slice(None), *where)], native[where]
+    cropped, label = images[(slice(None),) + where], native[where]
     shape = target_shape(cropped.shape[1:], first.spacing, spacing)
     image = np.stack([resample_image(channel, shape, coarse_axis) for channel in cropped])
     placed = resample_label(label, shape)
@@ -77,7 +77,7 @@ def content_box(images: np.ndarray, label: np.ndarray | None = None) -> Box:
     if label is not None:
         inside |= label > 0
     if not inside.any():
-        d, h, w = inside.shape
+        d, h, w = images.shape[1:]
         return ((0, d), (0, h), (0, w))
     bounds = []
     for axis in range(3):

@@ -84,10 +84,10 @@ def read_patch(entry: CacheEntry, start: Shape3, patch: Shape3, fill: np.ndarray
         target.append(slice(first - begin, last - begin))
     where, there = tuple(inside), tuple(target)
     if all(s.stop - s.start == size for s, size in zip(where, patch, strict=True)):
-        return np.array(source[(slice(None), *where)], dtype=np.float32), np.array(label[where])
+        return np.array(source[(slice(None),) + where], dtype=np.float32), np.array(label[where])
     image = np.empty((source.shape[0], *patch), dtype=np.float32)
     image[:] = fill.reshape(-1, 1, 1, 1)
     out = np.zeros(patch, dtype=label.dtype)
-    image[(slice(None), *there)] = source[(slice(None), *where)]
+    image[(slice(None),) + there] = source[(slice(None),) + where]
     out[there] = label[where]
     return image, out

@@ -41,14 +41,12 @@ def _resize(score: np.ndarray, geometry: Geometry) -> np.ndarray:
     return ndimage.zoom(score.astype(np.float32, copy=False), factors, order=1, mode="nearest", grid_mode=True)
 
 
-def save_label_map(
-    path: Path, indices: np.ndarray, geometry: Geometry, labels: Mapping[str, tuple[int, ...]]
-) -> None:
+def save_label_map(path: Path, indices: np.ndarray, geometry: Geometry, labels: Mapping[str, tuple[int, ...]]) -> None:
     """Write class indices ``(D, H, W)`` as NIfTI on the original grid: the affine bit for bit, the user's own label
     values in the smallest integer type, slope 1, and no text of the source file."""
     values = to_file_values(to_file_axes(indices, geometry), labels)
     affine = np.array(geometry.affine)
-    image = nib.Nifti1Image(values, affine)  # type: ignore[attr-defined, no-untyped-call]
+    image = nib.Nifti1Image(values, affine)
     image.header.set_slope_inter(1, 0)
     image.set_sform(affine, code=1)
     rebuilt = _qform_of(image, affine)
@@ -56,13 +54,13 @@ def save_label_map(
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{os.getpid()}-{path.name}")
     try:
-        nib.save(image, temporary)  # type: ignore[attr-defined]
+        nib.save(image, temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _qform_of(image: nib.Nifti1Image, affine: np.ndarray) -> bool:  # type: ignore[name-defined]
+def _qform_of(image: nib.Nifti1Image, affine: np.ndarray) -> bool:
     """Whether a quaternion can hold ``affine`` (it cannot hold shear)."""
     trial = image.header.copy()
     trial.set_qform(affine, code=1, strip_shears=True)

@@ -13,7 +13,6 @@ from segspeed.data.sampling import PatchSampler
 from segspeed.types import Batch, RunStopped
 
 
-
 class PatchDataset(Dataset[Batch]):
     """Sample numbers in, one `Batch` of raw patches on the CPU out."""
 
@@ -35,7 +34,8 @@ class PatchDataset(Dataset[Batch]):
                 labels = np.empty((len(indices), *label.shape), dtype=np.int16)
             images[row], labels[row] = image, label
             numbers.append(number)
-        assert images is not None and labels is not None, "an empty batch was asked for"
+        assert images is not None, "an empty batch was asked for"
+        assert labels is not None
         norm = np.stack([self.sampler.norms[n] for n in numbers])
         return Batch(
             torch.from_numpy(images),
@@ -77,9 +77,10 @@ class TorchLoader:
         self.workers = workers
         self.loader = DataLoader(
             PatchDataset(sampler),
-            batch_sampler=BatchIndices(first, batch),  # type: ignore[arg-type]
+            batch_sampler=BatchIndices(first, batch),
             num_workers=workers,
-            collate_fn=_as_is,
+            generator=torch.Generator(),  # its own: the network's random numbers (dropout) stay those of the run
+            collate_fn=_as_is,  # type: ignore[arg-type]
             pin_memory=pin_memory,
             prefetch_factor=prefetch if workers else None,
             persistent_workers=workers > 0,

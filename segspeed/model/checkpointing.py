@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from difflib import get_close_matches
+from typing import Any
 
 from monai.networks.blocks.dynunet_block import UnetBasicBlock, UnetResBlock, UnetUpBlock
 from monai.networks.blocks.segresnet_block import ResBlock
@@ -73,9 +74,9 @@ def _wrap(module: nn.Module) -> None:
     forward = module.forward
 
     @functools.wraps(forward)
-    def recomputed(*args: object, **kwargs: object) -> object:
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
         if not module.training:
             return forward(*args, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
-    module.forward = recomputed  # type: ignore[method-assign]
+    module.forward = recomputed

@@ -43,9 +43,7 @@ def halving_weights(heads: int) -> list[float]:
     return [w / sum(raw) for w in raw]
 
 
-def deep_supervision(
-    loss: Callable[[Tensor, Tensor], Tensor], heads: Sequence[Tensor], label: Tensor
-) -> Tensor:
+def deep_supervision(loss: Callable[[Tensor, Tensor], Tensor], heads: Sequence[Tensor], label: Tensor) -> Tensor:
     """Weighted sum of ``loss`` over heads of falling resolution; the label is subsampled to each head's grid."""
     value = label.new_zeros((), dtype=torch.float32)
     for weight, logits in zip(halving_weights(len(heads)), heads, strict=True):

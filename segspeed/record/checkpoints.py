@@ -46,7 +46,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 
 def load_last(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
     """The newest readable checkpoint of a run (None if there is none), and what was wrong with newer ones."""
-    notes = []
+    notes: list[str] = []
     for name in (LAST, PREVIOUS):
         path = folder / name
         if not path.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ def _svg(figure: Figure) -> str:
     """SVG text that scales to its box."""
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    text = out.getvalue()
+    text = re.sub(r"(?s)<metadata>.*?</metadata>", "", out.getvalue())
     return text[text.index("<svg") :]
 
 
@@ -121,10 +122,14 @@ def dice_per_case(evaluation: Mapping[str, Any]) -> str | None:
         if not points:
             continue
         values = np.array([v for _, v in points])
-        axis.scatter(values, number + rng.uniform(-0.18, 0.18, len(values)), s=16, color=colour(number), alpha=0.65, lw=0)
+        axis.scatter(
+            values, number + rng.uniform(-0.18, 0.18, len(values)), s=16, color=colour(number), alpha=0.65, lw=0
+        )
         axis.plot([np.median(values)] * 2, [number - 0.3, number + 0.3], color=INK, linewidth=2)
         worst, low = min(points, key=lambda p: p[1])
-        axis.annotate(worst, (low, number), xytext=(0, 12), textcoords="offset points", fontsize=8, color=INK, ha="left")
+        axis.annotate(
+            worst, (low, number), xytext=(0, 12), textcoords="offset points", fontsize=8, color=INK, ha="left"
+        )
     axis.set_yticks(range(len(names)), names)
     axis.set(xlabel="Dice, one point a case; the bar is the median", xlim=(None, 1.0), ylim=(len(names) - 0.5, -0.6))
     return _svg(figure)
@@ -139,7 +144,14 @@ def overlay_picture(overlay: Overlay) -> str:
     aspect = (h / w, d / w, d / h)
     for plane, axis in enumerate(axes):
         axis.grid(visible=False)
-        axis.imshow(overlay.image[plane], cmap="gray", vmin=low, vmax=max(high, low + 1e-6), aspect=aspect[plane], origin="lower")
+        axis.imshow(
+            overlay.image[plane],
+            cmap="gray",
+            vmin=low,
+            vmax=max(high, low + 1e-6),
+            aspect=aspect[plane],
+            origin="lower",
+        )
         reference = overlay.reference[plane]
         prediction = overlay.prediction[plane]
         for index in np.unique(np.concatenate([reference.ravel(), prediction.ravel()])):
@@ -155,4 +167,3 @@ def overlay_picture(overlay: Overlay) -> str:
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=110)
     return base64.b64encode(out.getvalue()).decode()
-

@@ -8,7 +8,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from segspeed.metric.summary import EMPTY_POLICY, Summary, summarise
 from segspeed.record import figures
 from segspeed.record.overlays import load_overlays
 from segspeed.record.run_record import read_record
@@ -52,22 +51,21 @@ def page(events: Sequence[Mapping[str, Any]], result: Mapping[str, Any] | None, 
     start = next((e for e in events if e["kind"] == "start"), {})
     evaluations = [e for e in events if e["kind"] == "evaluation"]
     last = evaluations[-1] if evaluations else None
-    summary = summarise(last["cases"]) if last else None
     title = f"{start.get('cohort', 'run')}: Dice against time"
     body = [
         f"<h1>{escape(title)}</h1>",
         f"<p class='soft'>{escape(_subtitle(start, result, last))}</p>",
-        _cards(result, summary, last),
+        _cards(result, last),
         _figure(
             "Dice against wall clock",
             figures.dice_against_time(events),
             "Whole validation volumes on their original grid, each class apart, against minutes of training.",
         ),
     ]
-    if summary is not None and last is not None:
-        body += [_classes(summary), _figure("Cases", figures.dice_per_case(last), "Dice of each validation case.")]
+    if last is not None:
+        body += [_classes(last), _figure("Cases", figures.dice_per_case(last), "Dice of each validation case.")]
     body += [
-        _overlays(run_dir, list(summary.dice) if summary else []),
+        _overlays(run_dir, list(last["dice"]) if last else []),
         _figure("Training", figures.training_curves(events), "Loss, learning rate, throughput and memory over time."),
         _events(events),
         _details("Configuration", start.get("config")),
@@ -90,14 +88,14 @@ def _subtitle(start: Mapping[str, Any], result: Mapping[str, Any] | None, last: 
     return "; ".join(parts)
 
 
-def _cards(result: Mapping[str, Any] | None, summary: Summary | None, last: Mapping[str, Any] | None) -> str:
+def _cards(result: Mapping[str, Any] | None, last: Mapping[str, Any] | None) -> str:
     cards = []
-    if summary is not None and last is not None:
+    if last is not None:
         which = "last" if last.get("final") else f"at step {last['step']}"
-        note = f"mean Dice, {which} weights ({last['weights']}), n = {len(summary.cases)}"
-        if summary.interval:
-            note += f"; 95 % interval {summary.interval[0]:.3f} to {summary.interval[1]:.3f}"
-        cards.append(("first", _number(summary.mean_dice), note))
+        note = f"mean Dice, {which} weights ({last['weights']}), n = {len(last['cases'])}"
+        if last.get("interval"):
+            note += "; 95 % interval {:.3f} to {:.3f}".format(*last["interval"])
+        cards.append(("first", _number(last["mean_dice"]), note))
     if result is not None:
         cards += [
             ("", _time(result["train_s"]), "of training"),
@@ -117,21 +115,21 @@ def _figure(title: str, svg: str | None, caption: str) -> str:
     return f"<h2>{escape(title)}</h2><figure>{labelled}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _classes(summary: Summary) -> str:
+def _classes(last: Mapping[str, Any]) -> str:
     rows = []
-    for number, (name, dice) in enumerate(summary.dice.items()):
+    for number, (name, dice) in enumerate(last["dice"].items()):
         swatch = f"<i class='swatch' style='background:{figures.colour(number)}'></i>"
-        values = [s[name] for s in summary.cases.values() if s.get(name) is not None]
+        values = [s[name] for s in last["cases"].values() if s.get(name) is not None]
         zeros = sum(v == 0 for v in values)
         lowest = min(values) if values else None
         rows.append(
             f"<tr><td>{swatch}{escape(name)}</td><td class='n'>{_number(dice)}</td><td class='n'>{_number(lowest)}</td>"
-            f"<td class='n'>{len(values)}</td><td class='n'>{zeros}</td><td class='n'>{summary.empty[name]}</td></tr>"
+            f"<td class='n'>{len(values)}</td><td class='n'>{zeros}</td><td class='n'>{last['empty'][name]}</td></tr>"
         )
     return (
         "<h2>Classes</h2><div class='wide'><table><tr><th>class</th><th class='n'>mean Dice</th><th class='n'>lowest</th>"
         "<th class='n'>cases</th><th class='n'>of them 0</th><th class='n'>absent in both</th></tr>"
-        f"{''.join(rows)}</table></div><p class='soft'>{escape(EMPTY_POLICY)} Background is in no mean.</p>"
+        f"{''.join(rows)}</table></div><p class='soft'>{escape(last['empty_policy'])} Background is in no mean.</p>"
     )
 
 

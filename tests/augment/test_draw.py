@@ -65,7 +65,10 @@ def test_one_probability_shifts_no_other_transform():
 
 
 def test_off_means_neutral():
-    off = {k: {"probability": 0.0} for k in ("rotation", "scale", "noise", "blur", "brightness", "contrast", "low_resolution", "gamma")}
+    off = {
+        k: {"probability": 0.0}
+        for k in ("rotation", "scale", "noise", "blur", "brightness", "contrast", "low_resolution", "gamma")
+    }
     p = values(**off, flip={"probability": (0, 0, 0)})
     assert not p.rotation.any()
     assert not p.flip.any()

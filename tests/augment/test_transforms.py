@@ -183,7 +183,10 @@ def test_noise_has_its_spread_and_belongs_to_the_sample():
 
 def test_rows_do_not_touch_each_other():
     image = np.stack([smooth(seed=s) for s in range(4)])[:, None]
-    params = {"rotation": np.radians([[0, 0, 0], [9, 0, 0], [0, 0, 0], [0, 9, 0]]), "blur": np.array([[0], [0.8], [0.8], [0]])}
+    params = {
+        "rotation": np.radians([[0, 0, 0], [9, 0, 0], [0, 0, 0], [0, 9, 0]]),
+        "blur": np.array([[0], [0.8], [0.8], [0]]),
+    }
     out, _ = run(image, **params)
     for row in range(4):
         alone, _ = run(image[row : row + 1], **{k: v[row : row + 1] for k, v in params.items()})

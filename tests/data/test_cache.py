@@ -88,7 +88,9 @@ def test_only_what_is_missing_is_built(msd_folder, tmp_path, write):
     root = tmp_path / "cache"
     assert all(p.built for p in prepared(cohort, root, workers=2).values())
     assert not any(p.built for p in prepared(cohort, root).values())
-    assert all(p.built for p in prepared(cohort, root, spacing=(2.0, 1.0, 1.0)).values()), "another setting, another key"
+    assert all(p.built for p in prepared(cohort, root, spacing=(2.0, 1.0, 1.0)).values()), (
+        "another setting, another key"
+    )
     image = np.random.default_rng(9).normal(size=(20, 18, 16)).astype(np.float32)
     write(cohort.cases[2].images[0], image)
     again = prepared(cohort, root)

@@ -9,11 +9,7 @@ from nibabel.orientations import axcodes2ornt, inv_ornt_aff, ornt_transform
 
 from segspeed.data.geometry import VolumeError, corner_distance_mm, read_volume, to_file_axes
 
-CODES = [
-    "".join(c)
-    for axes in itertools.permutations(("LR", "PA", "IS"))
-    for c in itertools.product(*axes)
-]
+CODES = ["".join(c) for axes in itertools.permutations(("LR", "PA", "IS")) for c in itertools.product(*axes)]
 
 
 def spots(shape=(5, 6, 7)):

@@ -25,7 +25,9 @@ def case(tmp_path, write):
             label = np.zeros((8, 9, 10), np.uint8)
             label[3:6, 3:6, 3:6] = 1
         i = write(tmp_path / "i.nii.gz", image, affine)
-        return Case("c1", (i,), write(tmp_path / "l.nii.gz", label, label_affine if label_affine is not None else affine))
+        return Case(
+            "c1", (i,), write(tmp_path / "l.nii.gz", label, label_affine if label_affine is not None else affine)
+        )
 
     return make
 
@@ -107,7 +109,9 @@ def test_missing_and_truncated_files(case):
 
 def test_a_missing_channel_is_named(case):
     good = case()
-    facts = inspect_case(dataclasses.replace(good, images=(good.images[0], good.images[0].with_name("t2.nii"))), LABELS, 0.1)
+    facts = inspect_case(
+        dataclasses.replace(good, images=(good.images[0], good.images[0].with_name("t2.nii"))), LABELS, 0.1
+    )
     assert [(p.kind, p.file) for p in facts.problems] == [("missing-file", "t2.nii")]
 
 

@@ -17,6 +17,7 @@ from segspeed.infer.export import to_native
 from segspeed.metric.overlap import dice_per_class
 from segspeed.types import Case, DataError
 
+
 def test_content_box_by_hand():
     image = np.zeros((1, 6, 7, 8), np.float32)
     image[0, 2:4, 3, 1:7] = 5

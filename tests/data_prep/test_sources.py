@@ -43,7 +43,9 @@ def test_a_folder_of_another_layout_says_what_to_do(tmp_path, msd_folder):
     path.write_text(json.dumps({"channel_names": {"0": "CT"}, "labels": {"background": 0, "a": 1}}))
     with pytest.raises(DataError, match="data=nnunet"):
         msd(str(tmp_path / "empty"))
-    path.write_text(json.dumps({"modality": {"0": "T1", "1": "T2"}, "labels": {"1": "a"}, "training": [{"image": "x.nii"}]}))
+    path.write_text(
+        json.dumps({"modality": {"0": "T1", "1": "T2"}, "labels": {"1": "a"}, "training": [{"image": "x.nii"}]})
+    )
     with pytest.raises(DataError, match="4D"):
         msd(str(tmp_path / "empty"))
 
@@ -124,7 +126,11 @@ def files(tmp_path, write):
 
     def make(*names):
         for n, name in enumerate(names):
-            v = np.full((3, 3, 3), 5 * (n % 2), np.uint8) if "seg" in name else np.random.default_rng(n).normal(size=(3, 3, 3))
+            v = (
+                np.full((3, 3, 3), 5 * (n % 2), np.uint8)
+                if "seg" in name
+                else np.random.default_rng(n).normal(size=(3, 3, 3))
+            )
             if "seg" in name:
                 v[0] = 2
             write(tmp_path / name, v)
@@ -150,7 +156,12 @@ def test_a_star_for_whole_names_leaves_the_ending_out(files):
 
 
 def test_globs_over_folders_with_brackets_in_the_path(files):
-    root = files("study [1] ü=/p1/t1.nii.gz", "study [1] ü=/p1/seg.nii.gz", "study [1] ü=/p2/t1.nii.gz", "study [1] ü=/p2/seg.nii.gz")
+    root = files(
+        "study [1] ü=/p1/t1.nii.gz",
+        "study [1] ü=/p1/seg.nii.gz",
+        "study [1] ü=/p2/t1.nii.gz",
+        "study [1] ü=/p2/seg.nii.gz",
+    )
     c = pairs(images=f"{root}/study [1] ü=/*/t1.nii.gz", labels=f"{root}/study [1] ü=/*/seg.nii.gz")
     assert [x.id for x in c.cases] == ["p1", "p2"]
     assert c.labels == {"class_2": (2,), "class_5": (5,)}, "every value found becomes a class"

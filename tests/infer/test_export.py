@@ -62,7 +62,11 @@ def test_no_text_of_the_source_travels_along(tmp_path, write):
 def test_a_shear_that_no_quaternion_holds_leaves_the_qform_out(tmp_path, write):
     affine = np.eye(4)
     affine[0, 1] = 0.05
-    case = Case("c", (write(tmp_path / "i.nii", corner().astype(np.float32), affine),), write(tmp_path / "l.nii", corner(), affine))
+    case = Case(
+        "c",
+        (write(tmp_path / "i.nii", corner().astype(np.float32), affine),),
+        write(tmp_path / "l.nii", corner(), affine),
+    )
     out = preprocess(case, LABELS, read_volume(case.images[0]).spacing, None)
     save_label_map(tmp_path / "o.nii", out.native_label, out.geometry, LABELS)
     written = nib.load(tmp_path / "o.nii")

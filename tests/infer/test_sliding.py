@@ -16,7 +16,9 @@ class Pointwise(nn.Module):
         return torch.cat([-x, x], dim=1)
 
 
-@pytest.mark.parametrize("shape", [(16, 16, 16), (20, 27, 33), (5, 30, 7)], ids=["one window", "many", "smaller than the patch"])
+@pytest.mark.parametrize(
+    "shape", [(16, 16, 16), (20, 27, 33), (5, 30, 7)], ids=["one window", "many", "smaller than the patch"]
+)
 def test_a_pointwise_network_gives_what_it_gives_voxel_by_voxel(shape):
     image = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
     out = predict_logits(Pointwise(), image, Window((16, 16, 16), 0.5, 3), FP32)

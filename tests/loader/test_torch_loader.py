@@ -48,14 +48,16 @@ def test_every_case_comes_once_an_epoch_in_a_new_order():
     s = sampler([entry(f"c{i}", seed=i) for i in range(7)])
     order = [s.draw(i)[0] for i in range(21)]
     epochs = [tuple(order[i : i + 7]) for i in (0, 7, 14)]
-    assert all(sorted(e) == list(range(7)) for e in epochs) and len(set(epochs)) == 3
+    assert all(sorted(e) == list(range(7)) for e in epochs)
+    assert len(set(epochs)) == 3
 
 
 def test_foreground_share_and_class_balance():
     common = [(d, h, w, 1) for d in range(4) for h in range(4) for w in range(4)]
     s = sampler([entry("a", (40, 40, 40), voxels=[*common, (30, 30, 30, 2)])], patch=(6, 6, 6), foreground=1.0)
     hits = Counter(int(s.read(i)[2].max()) for i in range(200))
-    assert 70 <= hits[2] <= 130 and hits[1] == 200 - hits[2]  # one voxel of class 2 against 64 of class 1
+    assert 70 <= hits[2] <= 130
+    assert hits[1] == 200 - hits[2]
     none = sampler([entry("a", (40, 40, 40), voxels=[(30, 30, 30, 2)])], patch=(6, 6, 6), foreground=0.0)
     assert sum(none.read(i)[2].max() > 0 for i in range(200)) < 30
 
@@ -77,7 +79,8 @@ def test_patches_have_their_size_and_the_volumes_voxels(shape, patch, index):
     s = sampler([e], patch=patch, foreground=0.5)
     _, start = s.draw(index)
     got, label = read_patch(e, start, patch, fill=np.zeros(1, np.float32))
-    assert got.shape == (1, *patch) and label.shape == patch
+    assert got.shape == (1, *patch)
+    assert label.shape == patch
     covered = [min(a, b) for a, b in zip(shape, patch, strict=True)]
     assert (label == 1).sum() == np.prod(covered)  # as much of the volume as fits; the rest is background
     inside = np.argwhere(label == 1)
@@ -90,7 +93,8 @@ def test_padding_is_even_and_normalises_to_zero():
     e = Entry("small", np.full((1, 2, 8, 8), 7.0, np.float32), np.ones((2, 8, 8), np.uint8))
     s = PatchSampler((e,), (np.array([[0.0, 9.0, 4.0, 2.0]], np.float32),), (6, 8, 8), 0.0, 0)
     _, image, label = s.read(0)
-    assert image[0, :, 0, 0].tolist() == [4, 4, 7, 7, 4, 4] and label[:, 0, 0].tolist() == [0, 0, 1, 1, 0, 0]
+    assert image[0, :, 0, 0].tolist() == [4, 4, 7, 7, 4, 4]
+    assert label[:, 0, 0].tolist() == [0, 0, 1, 1, 0, 0]
     norm = torch.tensor([[[0.0, 9.0, 4.0, 2.0]]])
     assert normalise(torch.from_numpy(image)[None], norm)[0, 0, :, 0, 0].tolist() == [0, 0, 1.5, 1.5, 0, 0]
 
@@ -109,8 +113,10 @@ def test_the_same_batches_for_any_number_of_workers_and_from_any_sample_on(worke
     helped = list(islice(TorchLoader(s, batch=3, workers=workers), 6))
     later = list(islice(TorchLoader(s, batch=3, first=9, workers=workers), 3))
     for a, b in zip(alone + alone[3:], helped + later, strict=True):
-        assert a.cases == b.cases and torch.equal(a.index, b.index)
-        assert torch.equal(a.image, b.image) and torch.equal(a.label, b.label)
+        assert a.cases == b.cases
+        assert torch.equal(a.index, b.index)
+        assert torch.equal(a.image, b.image)
+        assert torch.equal(a.label, b.label)
 
 
 def test_stage_is_a_function_of_the_samples_alone():
@@ -118,7 +124,8 @@ def test_stage_is_a_function_of_the_samples_alone():
     raw = next(iter(TorchLoader(s, batch=4, workers=0)))
     stage = DeviceStage(torch.device("cpu"), (8, 8, 8), (1.0, 1.0, 1.0), 5, AugmentConfig(), channels_last=True)
     out, again = stage(raw), stage(raw)
-    assert torch.equal(out.image, again.image) and torch.equal(out.label, again.label)
+    assert torch.equal(out.image, again.image)
+    assert torch.equal(out.label, again.label)
     assert out.image.is_contiguous(memory_format=torch.channels_last_3d)
     half = Batch(raw.image[2:], raw.label[2:], raw.norm[2:], raw.index[2:], raw.cases[2:])
     assert torch.allclose(stage(half).image, out.image[2:], atol=1e-5)

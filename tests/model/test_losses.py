@@ -31,7 +31,8 @@ def test_half_precision_logits_do_not_overflow():
     label = torch.ones(1, 64, 64, 64, dtype=torch.int16)  # 262,144 ones, past the range of float16
     logits = torch.stack([torch.full((64, 64, 64), -8.0), torch.full((64, 64, 64), 8.0)])[None].half()
     value = DiceCELoss()(logits, label)
-    assert value.dtype == torch.float32 and value.item() < 0.01
+    assert value.dtype == torch.float32
+    assert value.item() < 0.01
 
 
 def test_class_absent_from_sample_and_prediction_costs_nothing():

@@ -48,7 +48,8 @@ def test_two_levels_are_refused_with_a_remedy():
 
 def test_as_heads_takes_tensor_list_and_stack_and_refuses_the_rest():
     t = torch.zeros(2, 3, 4, 4, 4)
-    assert as_heads(t)[0] is t and len(as_heads([t, t])) == 2
+    assert as_heads(t)[0] is t
+    assert len(as_heads([t, t])) == 2
     assert [tuple(h.shape) for h in as_heads(torch.zeros(2, 5, 3, 4, 4, 4))] == [(2, 3, 4, 4, 4)] * 5
     with pytest.raises(ValueError, match="dict"):
         as_heads({"logits": t})
@@ -66,7 +67,9 @@ def gradients(net, x, label):
     "make",
     [
         lambda: dynunet(plan(4, (4, 4, 8, 8)), 1, 3, dropout=0.2),
-        lambda: SegResNetDS(init_filters=4, in_channels=1, out_channels=3, norm="instance", blocks_down=(1, 1), dsdepth=2),
+        lambda: SegResNetDS(
+            init_filters=4, in_channels=1, out_channels=3, norm="instance", blocks_down=(1, 1), dsdepth=2
+        ),
     ],
     ids=["dynunet-dropout", "segresnet_ds"],
 )
@@ -77,7 +80,8 @@ def test_checkpointed_gradients_are_the_plain_ones_bit_for_bit(make):
     plain_loss, plain = gradients(net, x, label)
     assert len(apply_checkpointing(net, "all")) >= 3
     loss, grads = gradients(net, x, label)
-    assert torch.equal(loss, plain_loss) and len(plain) > 5
+    assert torch.equal(loss, plain_loss)
+    assert len(plain) > 5
     assert all(torch.equal(a, b) for a, b in zip(plain, grads, strict=True))
 
 

@@ -21,7 +21,9 @@ def test_a_damaged_last_falls_back_and_says_so(tmp_path):
     whole = (tmp_path / "last.pt").read_bytes()
     (tmp_path / "last.pt").write_bytes(whole[: len(whole) // 2])
     state, notes = load_last(tmp_path)
-    assert state["step"] == 1 and len(notes) == 1 and "last.pt" in notes[0]
+    assert state["step"] == 1
+    assert len(notes) == 1
+    assert "last.pt" in notes[0]
 
 
 def test_no_checkpoint(tmp_path):

@@ -50,7 +50,8 @@ def test_autocast_computes_in_the_named_precision():
 def test_choice():
     assert choose_precision("fp16", CPU) == ("fp16", "as asked for")
     name, reason = choose_precision("auto", CPU)
-    assert name in ("fp32", "bf16") and "measured" in reason
+    assert name in ("fp32", "bf16")
+    assert "measured" in reason
     assert bf16_speedup_cpu(seconds=0.0) > 0
 
 
@@ -70,7 +71,8 @@ def test_average_by_hand_and_swap_back_bit_for_bit():
     assert net.weight.item() == 2.0
     other = WeightAverage(net, decay=0.5)
     other.load_state_dict(ema.state_dict())
-    assert other.updates == 2 and torch.equal(other.shadow[0], ema.shadow[0])
+    assert other.updates == 2
+    assert torch.equal(other.shadow[0], ema.shadow[0])
 
 
 def test_swap_back_after_a_fault():

@@ -20,17 +20,18 @@ def test_poly_is_nnunets():
     assert learning_rate_factor(0.5, name="poly", warmup=0.0, power=0.9) == pytest.approx(0.5**0.9)
 
 
-@given(
-    st.floats(0, 1), st.sampled_from(["cosine", "poly", "constant"]), st.floats(0, 1), st.floats(0, 1)
-)
+@given(st.floats(0, 1), st.sampled_from(["cosine", "poly", "constant"]), st.floats(0, 1), st.floats(0, 1))
 def test_factor_stays_between_zero_and_one(progress, name, warmup, final):
     f = learning_rate_factor(progress, name=name, warmup=warmup, final=final)
-    assert 0 <= f <= 1 and math.isfinite(f)
+    assert 0 <= f <= 1
+    assert math.isfinite(f)
 
 
 def test_steps():
     h = StepHorizon(10)
-    assert h.progress(5, 99.0) == 0.5 and not h.done(9, 99.0) and h.done(10, 0.0)
+    assert h.progress(5, 99.0) == 0.5
+    assert not h.done(9, 99.0)
+    assert h.done(10, 0.0)
 
 
 def test_budget_ends_on_time_with_its_rate_annealed():
@@ -40,7 +41,8 @@ def test_budget_ends_on_time_with_its_rate_annealed():
         elapsed += 0.7 + (1.5 if step == 5 else 0.0)  # an evaluation between two steps
         step += 1
     assert elapsed == pytest.approx(10.0, abs=0.7)
-    assert rates[-1] >= 0.93 and rates == sorted(rates)
+    assert rates[-1] >= 0.93
+    assert rates == sorted(rates)
 
 
 def test_cadence_keeps_its_share():

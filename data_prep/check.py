@@ -1,4 +1,4 @@
-"""Check a cohort: ``python -m data_prep.check data=msd data.root=FOLDER``.
+"""Check a cohort: python -m data_prep.check data=msd data.root=FOLDER
 
 Reads every file, voxels included, and prints one report of what was found and what is wrong. Exit code 1 when training
 would be wrong. The same report stands in check.json.

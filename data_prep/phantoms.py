@@ -18,6 +18,7 @@ from nibabel.orientations import axcodes2ornt, inv_ornt_aff, ornt_transform
 from scipy import ndimage
 
 from data_prep.files import stem
+from segspeed.record.live import track
 from segspeed.types import Case, Cohort, DataError
 
 VERSION = 1  # raise it when the same seed gives other volumes
@@ -49,12 +50,12 @@ def phantoms(root: str, kind: str = "ct", cases: int = 24, seed: int = 0) -> Coh
     folder = Path(root).expanduser().absolute() / f"{kind}_{cases}_seed{seed}_v{VERSION}"
     ids = [f"{kind}_{n:03d}" for n in range(cases)]
     found = tuple(Case(i, (folder / "imagesTr" / f"{i}.nii.gz",), folder / "labelsTr" / f"{i}.nii.gz") for i in ids)
-    for number, case in enumerate(found):
+    todo = [(n, c) for n, c in enumerate(found) if not (c.images[0].exists() and c.label and c.label.exists())]
+    for number, case in track(todo, len(todo), "generating volumes"):
         assert case.label is not None
-        if not (case.images[0].exists() and case.label.exists()):
-            image, label, affine = make_phantom(kind, seed, number)
-            _write(case.images[0], image, affine)
-            _write(case.label, label, affine)
+        image, label, affine = make_phantom(kind, seed, number)
+        _write(case.images[0], image, affine)
+        _write(case.label, label, affine)
     _describe(folder, kind, found)
     return Cohort(
         name=f"phantoms_{kind}",

@@ -1,4 +1,4 @@
-"""Build the cache of a cohort: ``python -m data_prep.prepare data=msd data.root=FOLDER``.
+"""Build the cache of a cohort: python -m data_prep.prepare data=msd data.root=FOLDER
 
 Reads, crops and resamples every case of the chosen fold once, in parallel. What is there already is not built again,
 so a stopped build goes on. Training with the same data and plan settings then starts at once.

@@ -23,6 +23,7 @@ from segspeed.speed.cadence import Cadence
 from segspeed.speed.clock import Clock
 from segspeed.speed.memory import reset_peak
 from segspeed.speed.signals import StopRequest
+from segspeed.types import DataError
 
 
 class Run:
@@ -112,7 +113,13 @@ class Run:
             self.record.write("event", name=problem.kind, message=f"{problem.case}: {problem.message}")
         start = time.perf_counter()
         with self.clock.measure("evaluation"):
-            next(self.scores(self.predictor, limit=1))
+            try:
+                next(self.scores(self.predictor, limit=1))
+            except ValueError as error:
+                raise DataError(
+                    f"{self.cfg.model.target} does not work on patches of {list(self.prepared.plan.patch)}: {error}. "
+                    "Choose another plan.patch"
+                ) from error
         self.monitor.cadence.cost = (time.perf_counter() - start) * len(self.val_entries)
 
     def scores(self, predictor: Predictor, limit: int | None = None) -> Iterator[tuple[str, list[float | None]]]:

@@ -1,4 +1,4 @@
-"""Train: ``python -m segspeed.train data=msd data.root=FOLDER train.budget=10min``."""
+"""Train a network on a cohort and score it: python -m segspeed.train data=msd data.root=FOLDER train.budget=10min"""
 
 from __future__ import annotations
 

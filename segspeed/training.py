@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from segspeed import build
@@ -19,7 +21,7 @@ from segspeed.run import Run
 from segspeed.speed.clock import Clock
 from segspeed.speed.precision import Precision, choose_precision
 from segspeed.speed.signals import catch_stop_signals
-from segspeed.types import DataError, Plan
+from segspeed.types import DataError, Plan, RunStopped
 
 
 def train(cfg: Config) -> dict[str, Any]:
@@ -49,8 +51,25 @@ def train(cfg: Config) -> dict[str, Any]:
     announce(prepared, precision, reason, learner, folder)
     with catch_stop_signals() as stop:
         run = Run(cfg, prepared, learner, folder, record, clock, stop)
-        run.go()
+        with memory_advice():
+            run.go()
     return finish_run(run)
+
+
+@contextmanager
+def memory_advice() -> Iterator[None]:
+    """A device or machine without memory left is answered with what to change."""
+    try:
+        yield
+    except RunStopped:
+        raise
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError, as is the CPU's
+        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+            raise
+        raise RunStopped(
+            f"out of memory ({str(error).splitlines()[0][:160]}). In this order: a smaller plan.batch with "
+            "train.accumulate to make up for it; memory.checkpointing=all; a smaller plan.patch"
+        ) from error
 
 
 def reopen(folder: RunFolder, cfg: Config) -> tuple[str, Plan] | None:
@@ -75,6 +94,7 @@ def write_start(folder: RunFolder, cfg: Config, prepared: Prepared, precision: s
     if folder.config.exists():
         return
     write_json(folder.plan, prepared.plan)
+    write_json(folder.path / "cohort.json", prepared.cohort)
     write_json(folder.path / "fingerprint.json", prepared.fingerprint)
     write_json(folder.path / "split.json", prepared.split)
     settings = {"config": cfg.model_dump(mode="json", by_alias=True), "precision": precision}

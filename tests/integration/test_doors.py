@@ -119,7 +119,7 @@ def test_help_lists_groups_and_examples_without_torch(tmp_path):
         "augment: light, nnunet, none",
         "data: msd, nnunet, pairs, phantoms",
         "data=msd data.root=FOLDER",
-        "Train:",
+        "Train a network",
     ):
         assert text in done.stdout
     assert done.stderr == ""

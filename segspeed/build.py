@@ -143,9 +143,16 @@ def horizon_from(cfg: Config) -> Horizon:
 
 
 def loader_from(
-    cfg: Config, plan: Plan, entries: list[CacheEntry], norms: list[np.ndarray], device: torch.device, first: int
+    cfg: Config,
+    plan: Plan,
+    cohort: Cohort,
+    entries: list[CacheEntry],
+    norms: list[np.ndarray],
+    device: torch.device,
+    first: int,
 ) -> Iterable[Batch]:
-    """Endless raw batches from sample number ``first`` on."""
+    """Endless batches from sample number ``first`` on: raw ones, or augmented ones where the loader says so
+    (``augments``)."""
     sampler = PatchSampler(
         tuple(entries), tuple(norms), source_shape(plan.patch, cfg.augment), cfg.loader.foreground, cfg.seed
     )
@@ -158,18 +165,27 @@ def loader_from(
         workers=loader_workers(cfg.loader.workers, device.type),
         prefetch=cfg.loader.prefetch,
         pin_memory=device.type == "cuda" if pin == "auto" else pin,
+        augment=cfg.augment,
+        patch=plan.patch,
+        spacing=plan.spacing,
+        seed=cfg.seed,
+        swap_on_flip=swap_pairs(cfg.data, cohort),
+        device=device,
     )
 
 
-def stage_from(cfg: Config, plan: Plan, cohort: Cohort, precision: Precision) -> DeviceStage:
+def stage_from(cfg: Config, plan: Plan, cohort: Cohort, learner: Learner, loader: object) -> DeviceStage:
+    """The way of a batch of ``loader`` on the device."""
     return DeviceStage(
-        device=precision.device,
+        device=learner.precision.device,
         patch=plan.patch,
         spacing=plan.spacing,
         seed=cfg.seed,
         augment=cfg.augment,
         swap_on_flip=swap_pairs(cfg.data, cohort),
-        channels_last=channels_last(cfg, precision.name),
+        channels_last=channels_last(cfg, learner.precision.name),
+        meter=learner.meter,
+        finished=getattr(loader, "augments", False),
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from segspeed.model.losses import deep_supervision
 from segspeed.model.networks import as_heads
 from segspeed.speed.ema import WeightAverage
+from segspeed.speed.meter import StepMeter
 from segspeed.speed.precision import Precision
 from segspeed.speed.schedule import Horizon
 from segspeed.types import Batch
@@ -42,6 +43,7 @@ class Learner:
     peak_rates: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.meter = StepMeter(self.precision.device)
         self.peak_rates = self.peak_rates or [float(g["lr"]) for g in self.optimizer.param_groups]
 
     def set_rate(self, progress: float) -> float:
@@ -60,15 +62,18 @@ class Learner:
         self.model.train()
         total = torch.zeros((), device=self.precision.device)
         for batch in batches:
-            with self.precision.autocast():
-                heads = as_heads(self.model(batch.image))
-            share = deep_supervision(self.loss, heads, batch.label) * (len(batch.cases) / samples)
-            self.precision.backward(share)
+            with self.meter("forward"):
+                with self.precision.autocast():
+                    heads = as_heads(self.model(batch.image))
+                share = deep_supervision(self.loss, heads, batch.label) * (len(batch.cases) / samples)
+            with self.meter("backward"):
+                self.precision.backward(share)
             total += share.detach()
-        norm = self.precision.step(self.optimizer, self.model.parameters(), self.clip)
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.ema is not None:
-            self.ema.update(self.model)
+        with self.meter("optimiser"):
+            norm = self.precision.step(self.optimizer, self.model.parameters(), self.clip)
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.ema is not None:
+                self.ema.update(self.model)
         return total, norm
 
 
@@ -107,6 +112,7 @@ def fit(
         started = time.perf_counter()
         micro = tuple(islice(batches, accumulate))
         waited = time.perf_counter() - started
+        learner.meter.add("waiting", waited)
         if not micro:
             break
         samples = sum(len(b.cases) for b in micro)

@@ -18,6 +18,7 @@ from segspeed.record.run_record import RunRecord
 from segspeed.speed.cadence import Cadence
 from segspeed.speed.clock import Clock
 from segspeed.speed.memory import peak_memory_bytes
+from segspeed.speed.meter import gpu_utilisation
 from segspeed.speed.signals import StopRequest
 from segspeed.speed.watch import LateReader, LossGuard
 from segspeed.types import RunStopped
@@ -99,6 +100,8 @@ class Monitor:
                 samples_per_s=rate,
                 wait_share=wait,
                 memory_bytes=peak_memory_bytes(precision.device),
+                split=self.learner.meter.shares(),
+                gpu_percent=gpu_utilisation(precision.device),
                 train_s=self.clock["train"],
             )
         self.bar.update(
@@ -151,6 +154,7 @@ class Monitor:
             "rng": torch.get_rng_state(),
             "progress": dataclasses.asdict(self.progress),
             "tally": dataclasses.asdict(self.tally),
+            "meter": dict(self.learner.meter.seconds),
             "clock": dict(self.clock.spent),
             "evaluation": {"spent": self.cadence.spent, "cost": self.cadence.cost},
             "first_loss": self.guard.first,
@@ -167,6 +171,7 @@ class Monitor:
         for name, value in state["progress"].items():
             setattr(self.progress, name, value)
         self.tally = Tally(**state["tally"])
+        self.learner.meter.seconds.update(state["meter"])
         self.clock.spent.update(state["clock"])
         self.cadence.spent, self.cadence.cost = state["evaluation"]["spent"], state["evaluation"]["cost"]
         self.guard.first = state["first_loss"]

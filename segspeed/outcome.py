@@ -14,7 +14,9 @@ from segspeed.record.overlays import Overlay, make_overlay, save_overlays
 from segspeed.record.report import write_report
 from segspeed.record.run_folder import write_json_atomic
 from segspeed.run import Run
+from segspeed.speed.cpus import loader_workers
 from segspeed.speed.memory import peak_memory_bytes
+from segspeed.speed.meter import verdict
 
 
 def finish_run(run: Run) -> dict[str, Any]:
@@ -50,6 +52,14 @@ def result_of(run: Run, summary: Summary) -> dict[str, Any]:
         "evaluation_s": evaluated,
         "peak_memory_bytes": peak_memory_bytes(run.learner.precision.device),
         "wait_share": tally.waited / tally.step_seconds if tally.step_seconds else 0.0,
+        "split": run.learner.meter.shares(),
+        "verdict": verdict(
+            run.learner.meter.shares(),
+            workers=loader_workers(run.cfg.loader.workers, run.learner.precision.device.type),
+            device=str(run.learner.precision.device),
+            precision=run.learner.precision.name,
+            augmenting_loader=run.augmenting_loader,
+        ),
         "samples_per_s": tally.samples / tally.step_seconds if tally.step_seconds else 0.0,
         "steps": run.progress.step,
         "precision": run.learner.precision.name,

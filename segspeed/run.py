@@ -48,6 +48,7 @@ class Run:
         )
         self.val_entries = [prepared.entries[i] for i in prepared.split.val]
         self.val_norms = build.norms_of(self.val_entries, prepared.plan)
+        self.augmenting_loader = False
         self.bar = LiveBar()
         self.monitor = Monitor(
             learner=learner,
@@ -70,8 +71,11 @@ class Run:
         plan, device = self.prepared.plan, self.learner.precision.device
         entries = [self.prepared.entries[i] for i in self.prepared.split.train]
         norms = build.norms_of(entries, plan)
-        loader = build.loader_from(self.cfg, plan, entries, norms, device, first=self.progress.sample)
-        stage = build.stage_from(self.cfg, plan, self.prepared.cohort, self.learner.precision)
+        loader = build.loader_from(
+            self.cfg, plan, self.prepared.cohort, entries, norms, device, first=self.progress.sample
+        )
+        stage = build.stage_from(self.cfg, plan, self.prepared.cohort, self.learner, loader)
+        self.augmenting_loader = stage.finished
         reset_peak(device)
         with self.bar:
             fit(

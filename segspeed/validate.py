@@ -27,7 +27,20 @@ MOVED = {
 # What build.py hands to a component besides the user's own keys (see `segspeed.build`).
 SUPPLIED = {
     "data": (),
-    "loader": ("sampler", "batch", "first", "workers", "prefetch", "pin_memory"),
+    "loader": (
+        "sampler",
+        "batch",
+        "first",
+        "workers",
+        "prefetch",
+        "pin_memory",
+        "augment",
+        "patch",
+        "spacing",
+        "seed",
+        "swap_on_flip",
+        "device",
+    ),  # fmt: skip
     "model": ("plan", "spatial_dims", "in_channels", "out_channels"),
     "loss": (),
     "optimizer": ("params",),

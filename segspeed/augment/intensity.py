@@ -59,7 +59,7 @@ def gamma(rows: Tensor, exponent: np.ndarray, invert: np.ndarray) -> None:
 
 
 def blur(rows: Tensor, sigma: np.ndarray) -> None:
-    """Gaussian of ``sigma (B * C,)`` voxels, borders repeated, in place."""
+    """Gaussian of ``sigma (B * C,)`` voxels, mirrored at the borders, in place."""
     _separable(rows, sigma, sigma != 0, blur_matrix)
 
 
@@ -68,16 +68,23 @@ def low_resolution(rows: Tensor, zoom: np.ndarray) -> None:
     _separable(rows, zoom, zoom != 1, low_resolution_matrix)
 
 
+def blur_radius(sigma: float) -> int:
+    """Voxels on either side that a Gaussian of ``sigma`` voxels reaches (cut at 4 sigma, as scipy does)."""
+    return int(4 * sigma + 0.5)
+
+
 def blur_matrix(length: int, sigma: float) -> np.ndarray:
-    """Gaussian smoothing of a line as a matrix; cut at 4 sigma, borders repeated (scipy's mode "nearest")."""
-    radius = int(4 * sigma + 0.5)
+    """Gaussian smoothing of a line as a matrix; the line is mirrored at its outer voxels (scipy's mode "mirror")."""
+    radius = blur_radius(sigma)
     taps = np.arange(-radius, radius + 1)
     weights = np.exp(-0.5 * (taps / sigma) ** 2)
     weights /= weights.sum()
     out = np.zeros((length, length), dtype=np.float32)
     centre = np.arange(length)
+    period = max(1, 2 * (length - 1))
     for tap, weight in zip(taps, weights, strict=True):
-        np.add.at(out, (centre, np.clip(centre + tap, 0, length - 1)), weight)
+        at = np.abs(centre + tap) % period
+        np.add.at(out, (centre, np.minimum(at, period - at) if length > 1 else at), weight)
     return out
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from segspeed.augment.draw import draw
 from segspeed.augment.torch_backend import augment
 from segspeed.config import AugmentConfig
+from segspeed.speed.meter import StepMeter
 from segspeed.types import Batch, Shape3, Triple
 
 
@@ -31,15 +32,22 @@ class DeviceStage:
     augment: AugmentConfig | None
     swap_on_flip: Sequence[tuple[int, int]] = ()
     channels_last: bool = False
+    finished: bool = False  # the loader has normalised and augmented already
+    meter: StepMeter | None = None
 
     def __call__(self, batch: Batch) -> Batch:
-        batch = batch.to(self.device)
-        image, label = normalise(batch.image, batch.norm), batch.label
-        if self.augment is not None:
-            params = draw(self.augment, seed=self.seed, indices=batch.index.tolist(), channels=image.shape[1])
-            image, label = augment(
-                image, label, params, patch=self.patch, spacing=self.spacing, swap_on_flip=self.swap_on_flip
-            )
+        meter = self.meter or StepMeter(self.device)
+        with meter("transfer"):
+            batch = batch.to(self.device)
+        image, label = batch.image, batch.label
+        with meter("augmentation"):
+            if not self.finished:
+                image = normalise(image, batch.norm)
+            if self.augment is not None and not self.finished:
+                params = draw(self.augment, seed=self.seed, indices=batch.index.tolist(), channels=image.shape[1])
+                image, label = augment(
+                    image, label, params, patch=self.patch, spacing=self.spacing, swap_on_flip=self.swap_on_flip
+                )
         if self.channels_last:
             image = image.contiguous(memory_format=torch.channels_last_3d)
         return Batch(image, label, batch.norm, batch.index, batch.cases)

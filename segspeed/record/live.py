@@ -124,6 +124,9 @@ def print_result(result: dict[str, Any], report: Path) -> None:
         f"cache {_time(result['cache_s'])}, evaluation {_time(result['evaluation_s'])}; "
         f"peak memory {result['peak_memory_bytes'] / 1e9:.2f} GB"
     )
+    split = ", ".join(f"{part} {share:.1%}" for part, share in result["split"].items())
+    out.print(f"A step: {split}", markup=False)
+    out.print(result["verdict"], markup=False)
     out.print(f"Report: {report}", markup=False)
 
 

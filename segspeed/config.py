@@ -219,6 +219,20 @@ class RunConfig(Strict):
         return self
 
 
+class BenchConfig(Strict):
+    """A benchmark of loaders; `segspeed.bench`."""
+
+    name: str = "loader"
+    volume: Shape3 = Field((300, 512, 512), description="(D, H, W) of the generated volumes")
+    cases: int = Field(3, ge=1, description="generated volumes")
+    patch: Shape3 = Field((96, 96, 96), description="voxels, (D, H, W)")
+    batch: int = Field(2, ge=1)
+    workers: int = Field(0, ge=0, description="processes of each contender")
+    rounds: int = Field(5, ge=1)
+    patches: int = Field(16, ge=1, description="a round")
+    contenders: tuple[str, ...] = ("segspeed torch", "segspeed dali", "monai", "batchgeneratorsv2")
+
+
 class Config(Strict):
     """A run, whole. One attribute a group of ``conf/``."""
 
@@ -246,4 +260,5 @@ class Config(Strict):
         "auto", description="CPU threads of the main process"
     )
     resume: Literal["auto", "never"] = Field("auto", description="never: refuse a run folder that exists")
+    bench: BenchConfig | None = Field(None, description="settings of a benchmark, for python -m segspeed.bench")
     seed: int = Field(0, ge=0, description="of weights, patches and augmentation")

@@ -185,11 +185,15 @@ def keys() -> list[Key]:
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
     for name, field in model.model_fields.items():
         path = prefix + (field.alias or name)
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
+        inner = next((t for t in (field.annotation, *typing.get_args(field.annotation)) if _is_model(t)), None)
+        if inner is not None:
             yield from _keys(inner, f"{path}.")
         else:
             yield Key(path, _annotation_text(field.annotation), field.description or "")
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _annotation_text(kind: Any) -> str:

@@ -21,11 +21,11 @@ LAYERS = [
     {"evaluation"},
     {"engine"},
     {"build"},
-    {"preparation", "monitor"},
+    {"preparation", "monitor", "benchmarks"},
     {"run"},
     {"outcome"},
     {"training"},
-    {"train"},
+    {"train", "bench"},
 ]
 RANK = {room: n for n, rooms in enumerate(LAYERS) for room in rooms}
 

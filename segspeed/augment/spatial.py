@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from segspeed.augment.draw import Params
+from segspeed.augment.resample import resample
 from segspeed.types import Shape3, Triple
 
 
@@ -34,12 +35,8 @@ def spatial(
     else:
         out_image, out_label = out_image.contiguous(), out_label.contiguous()
     if turned.any():
-        rows = torch.from_numpy(np.flatnonzero(turned)).to(image.device)
-        theta = _theta(params, turned, tuple(image.shape[2:]), patch, spacing).to(image.device, image.dtype)
-        grid = F.affine_grid(theta, [len(rows), 1, *patch], align_corners=False)
-        out_image[rows] = F.grid_sample(image[rows], grid, mode="bilinear", align_corners=False)
-        hard = F.grid_sample(label[rows].unsqueeze(1).to(image.dtype), grid, mode="nearest", align_corners=False)
-        out_label[rows] = hard.squeeze(1).to(label.dtype)
+        turn = _turn_on_cpu if image.device.type == "cpu" else _turn_by_grid
+        turn(image, label, voxel_matrices(params, spacing), turned, out_image, out_label)
     for axes in product((False, True), repeat=3):
         which = (params.flip == axes).all(1) & ~turned
         if any(axes) and which.any():
@@ -65,14 +62,43 @@ def _centre(tensor: Tensor, patch: Shape3) -> Tensor:
     return tensor[..., d, h, w]
 
 
-def _theta(params: Params, rows: np.ndarray, source: tuple[int, ...], patch: Shape3, spacing: Triple) -> Tensor:
+def _turn_on_cpu(
+    image: Tensor, label: Tensor, matrices: np.ndarray, turned: np.ndarray, out_image: Tensor, out_label: Tensor
+) -> None:
+    """Fill the turned rows in place; a row at a time, all of torch's threads in each."""
+    size, out = np.array(image.shape[2:]), np.array(out_label.shape[1:])
+    for row in np.flatnonzero(turned):
+        shift = _centre_of_patch(size, out) - matrices[row] @ ((out - 1) / 2)
+        resample(
+            image[row].numpy(), label[row].numpy(), matrices[row], shift, out_image[row].numpy(), out_label[row].numpy(),
+            threads=torch.get_num_threads(),
+        )  # fmt: skip
+
+
+def _turn_by_grid(
+    image: Tensor, label: Tensor, matrices: np.ndarray, turned: np.ndarray, out_image: Tensor, out_label: Tensor
+) -> None:
+    """Fill the turned rows in place through torch's grid_sample, all rows in one call."""
+    rows = torch.from_numpy(np.flatnonzero(turned)).to(image.device)
+    patch = tuple(out_label.shape[1:])
+    theta = _theta(matrices[turned], tuple(image.shape[2:]), patch).to(image.device, image.dtype)
+    grid = F.affine_grid(theta, [len(rows), 1, *patch], align_corners=False)
+    out_image[rows] = F.grid_sample(image[rows], grid, mode="bilinear", align_corners=False)
+    hard = F.grid_sample(label[rows].unsqueeze(1).to(image.dtype), grid, mode="nearest", align_corners=False)
+    out_label[rows] = hard.squeeze(1).to(label.dtype)
+
+
+def _centre_of_patch(size: np.ndarray, patch: np.ndarray) -> np.ndarray:
+    """Index of the patch's centre within what was read: the centre crop of an odd difference lies half a voxel off."""
+    return np.asarray((size - patch) // 2 + (patch - 1) / 2)
+
+
+def _theta(matrices: np.ndarray, source: tuple[int, ...], patch: tuple[int, ...]) -> Tensor:
     """``(R, 3, 4)`` for `torch.nn.functional.affine_grid`: from output to input, axes in order (W, H, D), in units in
     which a side runs from -1 to 1 between its outer voxel faces."""
-    matrices = voxel_matrices(params, spacing)[rows]
     size, out = np.array(source, dtype=float), np.array(patch, dtype=float)
     unit = matrices * out[None, None, :] / size[None, :, None]
-    # the centre crop of an odd difference lies half a voxel off the centre; the resampled patch must lie there too
-    offset = (size - out) // 2 + (out - 1) / 2 - (size - 1) / 2
+    offset = _centre_of_patch(size, out) - (size - 1) / 2
     shift = np.broadcast_to(2 * offset / size, (len(matrices), 3))
     theta = np.concatenate([unit[:, ::-1, ::-1], shift[:, ::-1, None]], axis=2)
     return torch.from_numpy(np.ascontiguousarray(theta))

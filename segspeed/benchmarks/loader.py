@@ -181,7 +181,7 @@ class Reading:
 def measure_reading(entries: list[CacheEntry], setting: Setting, repeats: int = 40) -> Reading:
     """Interleaved: the same patch out of the memory map and out of an array, then with the file dropped from the page cache."""
     entry = entries[0]
-    array = np.array(entry.image)
+    array, label = np.array(entry.image), np.array(entry.label)
     fill = np.zeros(len(array), np.float32)
     rng = np.random.default_rng(0)
     room = np.array(array.shape[1:]) - np.array(setting.patch)
@@ -195,7 +195,7 @@ def measure_reading(entries: list[CacheEntry], setting: Setting, repeats: int = 
             if kind == 0:
                 read_patch(entry, start, setting.patch, fill)  # type: ignore[arg-type]
             else:
-                np.array(array[where])
+                np.array(array[where]), np.array(label[where[1:]])
             times[kind].append(time.perf_counter() - begin)
     for _ in range(5):
         _drop(entry.path / "image.npy")

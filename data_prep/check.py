@@ -30,7 +30,7 @@ def main(cfg: Config) -> int:
     cohort = cohort_from(cfg)
     facts, problems = inspect_cohort(cfg, cohort, track)
     problems = sorted([*problems, *_split_problems(cfg, cohort)], key=lambda p: (RANK[p.severity], p.kind, p.case))
-    path = Path(cfg.run.root) / cohort.name / "check.json"
+    path = Path(cfg.run.root) / cohort.folder_name / "check.json"
     write_json(path, report(cohort, facts, problems))
     show(cohort, facts, problems)
     errors = sum(p.severity == "error" for p in problems)
@@ -50,7 +50,9 @@ def _split_problems(cfg: Config, cohort: Cohort) -> list[Problem]:
 
     data = cfg.data
     try:
-        choose_split(cohort, fold=data.fold, folds=data.folds, seed=data.split_seed, splits=data.splits)
+        choose_split(
+            cohort, fold=data.fold, folds=data.folds, seed=data.split_seed, splits=data.splits, excluded=data.exclude
+        )
     except DataError as error:
         return [Problem("", "", "error", "split", str(error))]
     return []

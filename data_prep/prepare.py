@@ -27,7 +27,7 @@ def main(cfg: Config) -> int:
         f"Spacing {' x '.join(f'{s:.3g}' for s in plan.spacing)} mm, patch {'x'.join(map(str, plan.patch))}, "
         f"normalisation {', '.join(plan.normalisation)}"
     )
-    folder = Path(cfg.run.root) / prepared.cohort.name
+    folder = Path(cfg.run.root) / prepared.cohort.folder_name
     write_json(folder / "fingerprint.json", prepared.fingerprint)
     write_json(folder / "plan.json", plan)
     say(f"The Plan with the rule behind each value: {folder / 'plan.json'}; the fingerprint lies beside it")

@@ -159,10 +159,15 @@ def _override(text: str, problems: list[str], sweeping: bool) -> tuple[str, Any,
     section = key.split(".")[0]
     if "/" in key or section == "hydra" or parsed.is_delete():
         return key, None, text
+    if key in _groups():
+        value = parsed.value()
+        if not isinstance(value, str) and (value is not None or key not in ("experiment", "debug", "bench")):
+            problems.append(f"{text}: name one of the choices: {', '.join(_choices(key))}")
+        return key, value, text
     known = {k.path for k in keys()}
     inside = any(k.startswith(f"{key}.") for k in known)  # a whole section or group
-    if key in known or inside or key in _groups():
-        return key, parsed.value(), text if key in _groups() else text.lstrip("+")
+    if key in known or inside:
+        return key, parsed.value(), text.lstrip("+")
     if is_open(section) and "." in key:
         return key, parsed.value(), "++" + text.lstrip("+")  # checked against the signature of the target
     groups = get_close_matches(key, _groups(), 1)
@@ -192,6 +197,10 @@ def _quoted(text: str, what: str) -> str:
 def _groups() -> list[str]:
     folder = config_folder()
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name != "hydra")
+
+
+def _choices(group: str) -> list[str]:
+    return sorted(p.stem for p in (config_folder() / group).glob("*.yaml"))
 
 
 def _hydra_problem(error: BaseException) -> str:

@@ -69,7 +69,9 @@ class PlanConfig(Strict):
     spacing: Literal["auto"] | Triple = Field("auto", description="mm, (D, H, W) of the canonical grid")
     patch: Literal["auto"] | Shape3 = Field("auto", description="voxels, (D, H, W)")
     batch: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="patches a micro-batch")
-    features: Literal["auto"] | tuple[int, ...] = Field("auto", description="channels a level, finest first")
+    features: Literal["auto"] | tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        "auto", description="channels a level, finest first"
+    )
     normalisation: Literal["auto"] | tuple[Literal["ct", "zscore"], ...] = Field(
         "auto", description="ct or zscore, one a channel"
     )
@@ -261,4 +263,4 @@ class Config(Strict):
     )
     resume: Literal["auto", "never"] = Field("auto", description="never: refuse a run folder that exists")
     bench: BenchConfig | None = Field(None, description="settings of a benchmark, for python -m segspeed.bench")
-    seed: int = Field(0, ge=0, description="of weights, patches and augmentation")
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="of weights, patches and augmentation")

@@ -88,8 +88,9 @@ def prepare(cfg: Config, cohort: Cohort, device: str, track: Track[Any], frozen:
     facts, problems = inspect_cohort(cfg, cohort, track)
     refuse(problems, "python -m data_prep.check with the same data settings")
     split = choose_split(
-        cohort, fold=cfg.data.fold, folds=cfg.data.folds, seed=cfg.data.split_seed, splits=cfg.data.splits
-    )
+        cohort, fold=cfg.data.fold, folds=cfg.data.folds, seed=cfg.data.split_seed, splits=cfg.data.splits,
+        excluded=cfg.data.exclude,
+    )  # fmt: skip
     measured, plan = plan_for(cfg, cohort, facts, split, device)
     plan = frozen or plan
     wanted = [i for part in (split.train, split.val) for i in part]

@@ -33,7 +33,7 @@ def train(cfg: Config) -> dict[str, Any]:
     with clock.measure("setup"):
         device = build.device_from(cfg)
         cohort = build.cohort_from(cfg)
-        folder = choose_folder(cfg.run.root, cohort.name, cfg.run.name)
+        folder = choose_folder(cfg.run.root, cohort.folder_name, cfg.run.name)
         frozen = reopen(folder, cfg)
         if folder.finished:
             say(f"This run is already complete: {folder.result}. For a longer one choose another run.name.")

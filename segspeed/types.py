@@ -6,6 +6,7 @@ The conversion is named where it happens: ``segspeed.data.geometry``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +77,11 @@ class Cohort:
     def class_names(self) -> tuple[str, ...]:
         """Foreground class names; index in arrays = position + 1."""
         return tuple(self.labels)
+
+    @property
+    def folder_name(self) -> str:
+        """The name as one folder: it may come from a file that somebody else wrote."""
+        return re.sub(r"[\\/:\0]|^\.+$", "_", self.name) or "cohort"
 
     def case(self, case_id: str) -> Case:
         for case in self.cases:

@@ -280,12 +280,32 @@ def _signature_problems(section: str, component: Component, target: Any, supplie
             near = get_close_matches(key, offered, 1)
             hint = f"did you mean {section}.{near[0]}?" if near else f"it takes {', '.join(offered) or 'none'}"
             problems.append(f"unknown key {section}.{key}: {component.target} has no such argument; {hint}")
+    problems += _type_problems(section, given, target)
     open_ones = [
         n for n, p in named.items() if p.default is p.empty and n not in given and n not in supplied and n != "self"
     ]
     if open_ones:
         listed = ", ".join(f"{section}.{n}" for n in open_ones)
         problems.append(f"{component.target} needs {listed}, which the settings do not give")
+    return problems
+
+
+def _type_problems(section: str, given: Mapping[str, Any], target: Any) -> list[str]:
+    """Texts where a number or a truth value is due. Only what the annotations say plainly is judged."""
+    try:
+        hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError, AttributeError):  # annotations may name what is not imported; then nothing is said
+        return []
+    problems = []
+    for key, value in given.items():
+        kinds = {t for t in (typing.get_args(hints.get(key)) or (hints.get(key),)) if t is not type(None)}
+        numbers = kinds & {int, float, bool}
+        texts = [t for t in kinds if t not in (int, float, bool) and getattr(t, "__name__", "") != "Tensor"]
+        if isinstance(value, str) and value != "???" and numbers and not texts:
+            wanted = " or ".join(
+                sorted({int: "a whole number", float: "a number", bool: "true or false"}[t] for t in numbers)
+            )
+            problems.append(f"{section}.{key}={value}: must be {wanted}")
     return problems
 
 

@@ -102,6 +102,13 @@ def test_a_comma_is_a_sweep_and_says_so():
     assert prepare_arguments(["--multirun", "data.fold=0,1"]) == ["--multirun", "data.fold=0,1"]
 
 
+@pytest.mark.parametrize("override", ["data=null", "data={a:1}", "model=3", "augment=[a]"])
+def test_a_group_takes_the_name_of_a_choice(override):
+    (text,) = problems(prepare_arguments, [override])
+    assert "name one of the choices" in text
+    assert prepare_arguments(["experiment=null"]) == ["experiment=null"]
+
+
 def test_a_word_that_is_no_setting():
     (text,) = problems(prepare_arguments, ["hippocampus"])
     assert "key=value" in text
@@ -126,6 +133,8 @@ def test_missing_values_come_all_at_once_with_other_problems(settings):
         ("augment.scale.range=[2,1]", "scale.range"),
         ("train.ema=1", "train.ema=1: .*less than 1"),
         ("run.name=a/b", "plain folder name"),
+        ("plan.features=[0,8]", "plan.features"),
+        ("seed=99999999999999999999", "seed"),
         ("device=gpu", "device=gpu"),
         ("compile=perhaps", "compile=perhaps: must be true or false"),
         ("data.folds=1", "data.folds=1: .*2"),
@@ -154,6 +163,9 @@ def test_impossible_combinations(settings):
         (["loader.workrs=2"], "did you mean loader.workers?"),
         (["optimizer._target_=torch.optim.LBFGS"], "unknown key optimizer.weight_decay"),
         (["model._target_=monai.networks.nets.DynUNet"], "needs model.kernel_size, model.strides"),
+        (["loss.smooth=abc"], "loss.smooth=abc: must be a number"),
+        (["optimizer.lr=abc"], "optimizer.lr=abc: must be a number"),
+        (["model.residual=perhaps"], "model.residual=perhaps: must be true or false"),
         (["model.dropout={_target_:no.such.thing}"], "model.dropout._target_=no.such.thing"),
     ],
 )

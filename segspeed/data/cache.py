@@ -36,7 +36,7 @@ def entry_key(digest: str, settings: Mapping[str, Any]) -> str:
 
 
 def entry_path(root: Path, cohort: str, case_id: str, key: str) -> Path:
-    return root / _plain(cohort) / f"{_plain(case_id)}-{key}"
+    return root / cohort / f"{_plain(case_id)}-{key}"
 
 
 def _plain(name: str) -> str:

@@ -81,6 +81,8 @@ def read_volume(path: Path, *, scaled: bool = True) -> Volume:
     ``scaled`` gives float32 with slope and intercept applied; without it float64 (labels, see
     `segspeed.data.labels`). Raises VolumeError with what is wrong and what to do.
     """
+    if path.is_dir():
+        raise VolumeError("missing-file", f"{path.name} is a folder, not a file")
     if not path.is_file():
         raise VolumeError("missing-file", f"the file does not exist: {path.name}")
     try:
@@ -109,7 +111,9 @@ def read_volume(path: Path, *, scaled: bool = True) -> Volume:
         raise VolumeError("complex", "complex voxels: write the magnitude as a real volume")
     affine = np.asarray(image.affine, dtype=np.float64)
     lengths = np.sqrt((affine[:3, :3] ** 2).sum(0))
-    if not np.isfinite(affine).all() or (lengths <= 0).any():
+    if not np.isfinite(affine).all():
+        raise VolumeError("bad-affine", "the affine in the header holds NaN or infinity; the file has lost its place")
+    if (lengths <= 0).any():
         raise VolumeError("bad-affine", f"voxel sizes {lengths.tolist()} mm in the header: they must be positive")
     try:
         raw = np.asanyarray(image.dataobj)

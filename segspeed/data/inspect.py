@@ -20,6 +20,7 @@ from segspeed.data.preprocess import content_box
 from segspeed.types import Case, CaseFacts, Cohort, DataError, Problem, Severity
 
 FORMAT = 1  # of the memo; raise it when CaseFacts or a rule changes
+ODD_RATIO = 10.0  # a spacing this many times off the cohort's median is odd
 SAMPLES = 2000  # foreground intensities kept a case and channel
 
 SEVERITY: dict[str, Severity] = {
@@ -31,6 +32,8 @@ SEVERITY: dict[str, Severity] = {
     "constant-image": "warning",
     "empty-label": "warning",
     "duplicate": "warning",
+    "absent-class": "warning",
+    "odd-spacing": "warning",
 }  # every other kind is an error
 
 
@@ -39,7 +42,7 @@ def inspect_case(case: Case, labels: Mapping[str, tuple[int, ...]], tolerance_mm
     found: list[Problem] = []
 
     def report(path: Path | None, kind: str, message: str) -> None:
-        name = path.name if path is not None else ""
+        name = f"{path.parent.name}/{path.name}" if path is not None else ""
         found.append(Problem(case.id, name, SEVERITY.get(kind, "error"), kind, message))
 
     images = [_try(path, report) for path in case.images]
@@ -197,7 +200,8 @@ def _run(
 
 
 def cohort_problems(cohort: Cohort, facts: Sequence[CaseFacts]) -> list[Problem]:
-    """What only shows over all cases: the same files under two ids, an id given twice."""
+    """What only shows over all cases: the same files under two ids, an id given twice, a class nobody has, a spacing
+    far from everybody else's."""
     found = []
     same: dict[str, list[str]] = defaultdict(list)
     for f in facts:
@@ -212,4 +216,28 @@ def cohort_problems(cohort: Cohort, facts: Sequence[CaseFacts]) -> list[Problem]
         if case.id in seen:
             found.append(Problem(case.id, "", "error", "duplicate-id", "the id is given to two cases"))
         seen.add(case.id)
+    return found + _absent_classes(cohort, facts) + _odd_spacings(facts)
+
+
+def _absent_classes(cohort: Cohort, facts: Sequence[CaseFacts]) -> list[Problem]:
+    good = [f for f in facts if f.shape != (0, 0, 0)]
+    names = [n for n in cohort.class_names if good and not any(f.class_voxels.get(n) for f in good)]
+    text = "no case has a voxel of the class {}, so it cannot be learnt; is its value right?"
+    return [Problem("", "", SEVERITY["absent-class"], "absent-class", text.format(n)) for n in names]
+
+
+def _odd_spacings(facts: Sequence[CaseFacts]) -> list[Problem]:
+    good = [f for f in facts if f.shape != (0, 0, 0)]
+    if not good:
+        return []
+    median = np.median([f.spacing for f in good], axis=0)
+    found = []
+    for f in good:
+        ratio = np.array(f.spacing) / median
+        if ratio.max() > ODD_RATIO or ratio.min() < 1 / ODD_RATIO:
+            text = (
+                f"spacing {' x '.join(f'{s:.4g}' for s in f.spacing)} mm, but the cohort's median is "
+                f"{' x '.join(f'{s:.4g}' for s in median)}; are the header's units right?"
+            )
+            found.append(Problem(f.id, "", SEVERITY["odd-spacing"], "odd-spacing", text))
     return found

@@ -70,7 +70,7 @@ def prepare_cases(
 
 def _place(case: Case, cohort: Cohort, facts: CaseFacts, spacing: Triple, coarse_axis: int | None, root: Path) -> Path:
     settings = {"spacing": spacing, "coarse_axis": coarse_axis, "labels": [list(v) for v in cohort.labels.values()]}
-    return entry_path(root, cohort.name, case.id, entry_key(facts.digest, settings))
+    return entry_path(root, cohort.folder_name, case.id, entry_key(facts.digest, settings))
 
 
 def _build(

@@ -39,7 +39,10 @@ def read_splits(path: Path) -> tuple[Split, ...]:
     """A JSON list of {"train": [ids], "val": [ids]} (nnU-Net's splits_final.json). Raises DataError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(Split(tuple(map(str, s["train"])), tuple(map(str, s["val"]))) for s in found)
+        splits = tuple(Split(tuple(map(str, s["train"])), tuple(map(str, s["val"]))) for s in found)
+        if not splits:
+            raise ValueError("an empty list")
+        return splits
     except OSError as error:
         raise DataError(f"the split file {path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError) as error:
@@ -48,10 +51,12 @@ def read_splits(path: Path) -> tuple[Split, ...]:
         ) from error
 
 
-def choose_split(cohort: Cohort, *, fold: int, folds: int, seed: int, splits: str) -> Split:
+def choose_split(
+    cohort: Cohort, *, fold: int, folds: int, seed: int, splits: str, excluded: Sequence[str] = ()
+) -> Split:
     """The split of ``fold``. ``splits`` is "auto" (the cohort's own if it has some, else drawn), "draw" or a file.
 
-    Ids that the cohort does not hold are an error unless they are merely excluded cases of a prescribed split.
+    ``excluded`` cases drop out of a prescribed split; other ids that the cohort does not hold are an error.
     Raises DataError when an id is unknown, a patient is on both sides, or a side is empty.
     """
     if splits == "auto":
@@ -62,22 +67,26 @@ def choose_split(cohort: Cohort, *, fold: int, folds: int, seed: int, splits: st
         found = read_splits(Path(splits))
     if fold >= len(found):
         raise DataError(f"data.fold={fold}, but there are {len(found)} folds (0 to {len(found) - 1})")
-    return check_split(cohort, found[fold], whence=splits)
+    return check_split(cohort, found[fold], excluded)
 
 
-def check_split(cohort: Cohort, split: Split, whence: str) -> Split:
+def check_split(cohort: Cohort, split: Split, excluded: Sequence[str] = ()) -> Split:
     """``split`` without repeats, if it makes sense for the cohort. Raises DataError."""
     known = {c.id: c for c in cohort.cases}
     unknown = [i for i in (*split.train, *split.val) if i not in known]
-    if unknown and whence not in ("auto", "draw"):
-        raise DataError(f"the split file names cases the cohort does not have: {', '.join(unknown[:10])}")
+    unknown = [i for i in unknown if i not in set(excluded)]
+    if unknown:
+        raise DataError(
+            f"the split names cases the cohort does not have: {', '.join(unknown[:10])}. Correct the split file, "
+            "or draw new folds with data.splits=draw"
+        )
     train = tuple(dict.fromkeys(i for i in split.train if i in known))
     val = tuple(dict.fromkeys(i for i in split.val if i in known))
     if not train or not val:
         raise DataError(f"the split leaves {len(train)} cases to train on and {len(val)} to validate; both need one")
     shared = {known[i].patient for i in train} & {known[i].patient for i in val}
     if shared:
-        both = sorted(i for i in (*train, *val) if known[i].patient in shared)
+        both = sorted(i for i in {*train, *val} if known[i].patient in shared)
         raise DataError(
             f"{len(shared)} patient(s) are in training and in validation, which makes the Dice a lie: cases "
             f"{', '.join(both[:10])}. Correct the split file or the patient column"

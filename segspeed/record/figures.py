@@ -135,6 +135,11 @@ def dice_per_case(evaluation: Mapping[str, Any]) -> str | None:
     return _svg(figure)
 
 
+def _thick(plane: np.ndarray) -> np.ndarray:
+    """At least two voxels a side, which a contour needs."""
+    return np.pad(plane, [(0, max(0, 2 - n)) for n in plane.shape])
+
+
 def overlay_picture(overlay: Overlay) -> str:
     """Base64 PNG: axial, coronal and sagittal slice, reference filled, prediction outlined. Superior or anterior is up
     and the patient's right is on the right (neurological convention), which is how (D, H, W) arrays lie."""
@@ -152,8 +157,7 @@ def overlay_picture(overlay: Overlay) -> str:
             aspect=aspect[plane],
             origin="lower",
         )
-        reference = overlay.reference[plane]
-        prediction = overlay.prediction[plane]
+        reference, prediction = _thick(overlay.reference[plane]), _thick(overlay.prediction[plane])
         for index in np.unique(np.concatenate([reference.ravel(), prediction.ravel()])):
             if index == 0:
                 continue

@@ -1,6 +1,7 @@
 """Every kind of bad input, found in one pass and named."""
 
 import dataclasses
+import json
 import re
 
 import nibabel as nib
@@ -112,7 +113,7 @@ def test_a_missing_channel_is_named(case):
     facts = inspect_case(
         dataclasses.replace(good, images=(good.images[0], good.images[0].with_name("t2.nii"))), LABELS, 0.1
     )
-    assert [(p.kind, p.file) for p in facts.problems] == [("missing-file", "t2.nii")]
+    assert [(p.kind, p.file) for p in facts.problems] == [("missing-file", f"{good.images[0].parent.name}/t2.nii")]
 
 
 def test_image_and_label_swapped_is_refused(case):
@@ -170,6 +171,28 @@ def test_duplicates_over_a_cohort(msd_folder):
     assert ("b_00", "error", "duplicate-id") in [
         (p.case, p.severity, p.kind) for p in cohort_problems(twice, facts[:1])
     ]
+
+
+def test_a_class_nobody_has_and_a_spacing_far_off_are_warned_about(msd_folder, write):
+    folder = msd_folder(cases=4)
+    about = json.loads((folder / "dataset.json").read_text())
+    about["labels"]["9"] = "never"
+    (folder / "dataset.json").write_text(json.dumps(about))
+    for kind in ("imagesTr", "labelsTr"):
+        path = folder / kind / "b_01.nii.gz"
+        write(path, np.asarray(nib.load(path).dataobj), np.diag([0.001, 0.001, 0.001, 1]))
+    cohort = msd(str(folder))
+    found = cohort_problems(cohort, [inspect_case(c, cohort.labels, 0.1) for c in cohort.cases])
+    assert [(p.case, p.severity, p.kind) for p in found] == [
+        ("", "warning", "absent-class"), ("b_01", "warning", "odd-spacing"),
+    ]  # fmt: skip
+    assert "never" in found[0].message
+
+
+def test_a_folder_in_the_place_of_a_file(tmp_path):
+    (tmp_path / "i.nii.gz").mkdir()
+    facts = inspect_case(Case("c", (tmp_path / "i.nii.gz",), None), LABELS, 0.1)
+    assert "is a folder" in facts.problems[0].message
 
 
 def test_real_files_get_their_verdict(real_data):

@@ -45,9 +45,11 @@ def test_the_cohorts_own_split_comes_first():
         pick(c, fold=1)
 
 
-def test_excluded_cases_drop_out_of_a_prescribed_split():
+def test_excluded_cases_drop_out_of_a_prescribed_split_and_unknown_ones_are_refused():
     c = cohort("abc", (Split(("c0", "c9"), ("c1",)),))
-    assert pick(c) == Split(("c0",), ("c1",))
+    assert choose_split(c, fold=0, folds=2, seed=0, splits="auto", excluded=["c9"]) == Split(("c0",), ("c1",))
+    with pytest.raises(DataError, match=r"c9.*data\.splits=draw"):
+        pick(c)
 
 
 def test_a_patient_on_both_sides_is_refused():
@@ -63,6 +65,9 @@ def test_split_files(tmp_path):
     path.write_text(json.dumps([{"train": ["c0", "nobody"], "val": ["c1"]}]))
     with pytest.raises(DataError, match="nobody"):
         pick(cohort("ab"), splits=str(path))
+    path.write_text("[]")
+    with pytest.raises(DataError, match="no split file"):
+        read_splits(path)
     path.write_text("[1, 2]")
     with pytest.raises(DataError, match="no split file"):
         read_splits(path)

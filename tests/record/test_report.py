@@ -89,3 +89,9 @@ def test_overlays_cut_where_the_foreground_is(tmp_path):
     (again,) = load_overlays(tmp_path / "o.npz")
     assert (again.role, again.case, again.dice, again.spacing) == ("worst", "c", 0.1, (3.0, 1.0, 1.0))
     np.testing.assert_array_equal(again.reference[1], overlay.reference[1])
+
+
+def test_volumes_one_voxel_thick_have_a_picture():
+    flat = np.zeros((1, 1, 5))
+    label = np.ones((1, 1, 5), np.uint8)
+    assert figures.overlay_picture(make_overlay("best", "c", 1.0, flat, label, label, (1.0, 1.0, 1.0)))

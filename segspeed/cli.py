@@ -57,9 +57,18 @@ def door(main: Callable[[Config], int]) -> Callable[[], NoReturn]:
         except RunStopped as error:
             _tell(f"Stopped: {error}")
             sys.exit(error.exit_code)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            _tell(f"Error: {error.strerror}: {error.filename}")
+            sys.exit(FAILED)
         except KeyboardInterrupt:
             _tell("Interrupted. What was finished stays; the same command goes on from there.")
             sys.exit(INTERRUPTED)
+        except SystemExit as error:
+            if error.code == 128 + signal.SIGTERM:
+                _tell("Terminated. What was finished stays; the same command goes on from there.")
+            raise
 
     return run
 

@@ -119,6 +119,8 @@ class Run:
         with self.clock.measure("evaluation"):
             try:
                 next(self.scores(self.predictor, limit=1))
+            except DataError:
+                raise
             except ValueError as error:
                 raise DataError(
                     f"{self.cfg.model.target} does not work on patches of {list(self.prepared.plan.patch)}: {error}. "

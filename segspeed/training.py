@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from segspeed import build
 from segspeed.config import Config
 from segspeed.data.jsonio import read_json, write_json
 from segspeed.engine import Learner
+from segspeed.loader.torch_loader import worker_death
 from segspeed.model.networks import count_parameters
 from segspeed.outcome import finish_run
 from segspeed.preparation import Prepared, prepare
@@ -21,7 +24,7 @@ from segspeed.run import Run
 from segspeed.speed.clock import Clock
 from segspeed.speed.precision import Precision, choose_precision
 from segspeed.speed.signals import catch_stop_signals
-from segspeed.types import DataError, Plan, RunStopped
+from segspeed.types import Cohort, DataError, Plan, RunStopped
 
 
 def train(cfg: Config) -> dict[str, Any]:
@@ -33,17 +36,24 @@ def train(cfg: Config) -> dict[str, Any]:
     with clock.measure("setup"):
         device = build.device_from(cfg)
         cohort = build.cohort_from(cfg)
-        folder = choose_folder(cfg.run.root, cohort.folder_name, cfg.run.name)
+    folder = choose_folder(cfg.run.root, cohort.folder_name, cfg.run.name)
+    with folder.locked():
         frozen = reopen(folder, cfg)
         if folder.finished:
             say(f"This run is already complete: {folder.result}. For a longer one choose another run.name.")
             return json.loads(folder.result.read_text(encoding="utf-8"))
+        return train_in(folder, cfg, cohort, device, frozen, clock)
+
+
+def train_in(
+    folder: RunFolder, cfg: Config, cohort: Cohort, device: torch.device, frozen: tuple[str, Plan] | None, clock: Clock
+) -> dict[str, Any]:
+    """The run itself, in a folder that is ours."""
     with clock.measure("cache"):
         prepared = prepare(cfg, cohort, device.type, track, frozen[1] if frozen else None)
     with clock.measure("setup"):
         name, reason = (frozen[0], "as the run began") if frozen else choose_precision(cfg.precision, device)
         precision = Precision(name, device)
-        folder.path.mkdir(parents=True, exist_ok=True)
         write_start(folder, cfg, prepared, name)
         record = RunRecord(folder.record)
         model = build.network_from(cfg, prepared.plan, cohort, precision)
@@ -51,19 +61,22 @@ def train(cfg: Config) -> dict[str, Any]:
     announce(prepared, precision, reason, learner, folder)
     with catch_stop_signals() as stop:
         run = Run(cfg, prepared, learner, folder, record, clock, stop)
-        with memory_advice():
+        with advice():
             run.go()
     return finish_run(run)
 
 
 @contextmanager
-def memory_advice() -> Iterator[None]:
-    """A device or machine without memory left is answered with what to change."""
+def advice() -> Iterator[None]:
+    """Faults that the machine brings in are answered with what to change: no memory left, a dead loader process."""
     try:
         yield
     except RunStopped:
         raise
     except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError, as is the CPU's
+        died = worker_death(error) if isinstance(error, RuntimeError) else None
+        if died is not None:
+            raise died from error
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
             raise
         raise RunStopped(
@@ -78,7 +91,11 @@ def reopen(folder: RunFolder, cfg: Config) -> tuple[str, Plan] | None:
         return None
     if cfg.resume == "never":
         raise DataError(f"{folder.path} holds a run already and resume=never; choose another run.name")
-    began = json.loads(folder.config.read_text(encoding="utf-8"))
+    try:
+        began = json.loads(folder.config.read_text(encoding="utf-8"))
+        plan = read_json(folder.plan, Plan)
+    except ValueError as error:
+        raise DataError(f"{folder.path} holds a damaged run ({error}); choose another run.name") from error
     changed = differing_keys(began["config"], cfg.model_dump(mode="json", by_alias=True))
     if changed:
         raise DataError(
@@ -86,7 +103,7 @@ def reopen(folder: RunFolder, cfg: Config) -> tuple[str, Plan] | None:
             + "\n  ".join(changed)
             + "\nGive the old settings to go on with it, or choose another run.name."
         )
-    return began["precision"], read_json(folder.plan, Plan)
+    return began["precision"], plan
 
 
 def write_start(folder: RunFolder, cfg: Config, prepared: Prepared, precision: str) -> None:

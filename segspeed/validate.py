@@ -107,7 +107,7 @@ def _explain(error: ValidationError, raw: Mapping[str, Any]) -> list[str]:
         elif item["type"] == "missing":
             lines.setdefault(f"{path} is missing", [])
         else:
-            given = item["input"]
+            given = value_at(raw, path) if path else None
             head = f"{path}={shown(given)}" if path and not isinstance(given, Mapping) else path
             lines.setdefault(head, []).append(_plain_message(item["msg"]))
     return [

@@ -51,15 +51,14 @@ def write():
     return save
 
 
-@pytest.fixture
-def msd_folder(tmp_path, write):
-    """make(cases=4, shape=(20, 18, 16), change={case number: function(image, label) -> (image, label)}).
+@pytest.fixture(scope="session")
+def make_cohort(write):
+    """make_cohort(folder, cases=4, shape=(20, 18, 16), change={case number: function(image, label) -> (image, label)}).
 
     A folder in Decathlon layout: a bright ball (left, value 1) and a dark one (right, value 3) in noise.
     """
 
-    def make(cases=4, shape=(20, 18, 16), name="balls", change=None, root=None):
-        folder = (root or tmp_path) / name
+    def make(folder, cases=4, shape=(20, 18, 16), change=None):
         for n in range(cases):
             image, label = balls(shape, seed=n)
             if change and n in change:
@@ -69,7 +68,7 @@ def msd_folder(tmp_path, write):
             if label is not None:
                 write(folder / f"labelsTr/b_{n:02d}.nii.gz", label)
         about = {
-            "name": name,
+            "name": folder.name,
             "modality": {"0": "MRI"},
             "labels": {"0": "background", "1": "bright", "3": "dark"},
             "training": [
@@ -79,6 +78,16 @@ def msd_folder(tmp_path, write):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "dataset.json").write_text(json.dumps(about))
         return folder
+
+    return make
+
+
+@pytest.fixture
+def msd_folder(tmp_path, make_cohort):
+    """msd_folder(name="balls", root=None, ...): `make_cohort` in this test's own folder."""
+
+    def make(name="balls", root=None, **cohort):
+        return make_cohort((root or tmp_path) / name, **cohort)
 
     return make
 

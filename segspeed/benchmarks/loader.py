@@ -6,6 +6,7 @@ import multiprocessing as mp
 import os
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -111,8 +112,9 @@ def run_contenders(
 
 
 def _ask(pipe: Connection) -> Round | str:
-    try:
+    with suppress(BrokenPipeError):  # it could not even start; its last word may still lie in the pipe
         pipe.send("go")
+    try:
         answer = pipe.recv()
         assert isinstance(answer, (Round, str))
         return answer

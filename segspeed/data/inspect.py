@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +13,9 @@ from segspeed.data.digest import Memo, hash_file, hash_text, stamp
 from segspeed.data.geometry import Volume, VolumeError, corner_distance_mm, read_volume
 from segspeed.data.jsonio import from_plain, to_plain
 from segspeed.data.labels import label_step, to_class_indices
+from segspeed.data.pool import run_jobs
 from segspeed.data.preprocess import content_box
-from segspeed.types import Case, CaseFacts, Cohort, DataError, Problem, Severity
+from segspeed.types import Case, CaseFacts, Cohort, Problem, Severity
 
 FORMAT = 1  # of the memo; raise it when CaseFacts or a rule changes
 ODD_RATIO = 10.0  # a spacing this many times off the cohort's median is odd
@@ -182,21 +180,10 @@ def _memo_key(case: Case, cohort: Cohort, tolerance_mm: float) -> str | None:
 def _run(
     todo: Sequence[tuple[Case, str | None]], cohort: Cohort, tolerance_mm: float, workers: int
 ) -> Iterator[tuple[CaseFacts, str | None]]:
-    if workers <= 1 or len(todo) < 8:  # a handful is read before processes have started
-        for case, key in todo:
-            yield inspect_case(case, cohort.labels, tolerance_mm), key
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        jobs = {pool.submit(inspect_case, case, dict(cohort.labels), tolerance_mm): key for case, key in todo}
-        try:
-            for job in as_completed(jobs):
-                yield job.result(), jobs[job]
-        except BrokenProcessPool as error:
-            raise DataError(
-                "a process that reads cases was killed, most often for want of memory; set cache.workers=1"
-            ) from error
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    jobs = [(case, dict(cohort.labels), tolerance_mm) for case, _ in todo]
+    few = len(todo) < 8  # read before processes have started
+    for number, facts in run_jobs(inspect_case, jobs, 1 if few else workers, "reads cases"):
+        yield facts, todo[number][1]
 
 
 def cohort_problems(cohort: Cohort, facts: Sequence[CaseFacts]) -> list[Problem]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
 from segspeed.data.cache import entry_bytes, entry_key, entry_path, write_entry
+from segspeed.data.pool import run_jobs
 from segspeed.data.preprocess import preprocess, target_shape
 from segspeed.types import Case, CaseFacts, Cohort, DataError, Problem, Triple
 
@@ -50,22 +48,10 @@ def prepare_cases(
             todo.append((case, path))
     _room_for([facts[case.id] for case, _ in todo], len(cohort.channels), spacing, root)
     labels = dict(cohort.labels)
-    if workers <= 1 or len(todo) < 4:
-        for case, path in todo:
-            yield _build(case, labels, spacing, coarse_axis, path)
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(_build, case, labels, spacing, coarse_axis, path) for case, path in todo]
-        try:
-            for job in as_completed(jobs):
-                yield job.result()
-        except BrokenProcessPool as error:
-            raise DataError(
-                "a process that prepares cases was killed, most often for want of memory; set cache.workers=1. "
-                "What is built stays"
-            ) from error
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    jobs = [(case, labels, spacing, coarse_axis, path) for case, path in todo]
+    few = len(todo) < 4  # built before processes have started
+    for _, prepared in run_jobs(_build, jobs, 1 if few else workers, "prepares cases"):
+        yield prepared
 
 
 def _place(case: Case, cohort: Cohort, facts: CaseFacts, spacing: Triple, coarse_axis: int | None, root: Path) -> Path:

@@ -61,6 +61,17 @@ def _as_is(batch: Batch) -> Batch:
     return batch
 
 
+def worker_death(error: RuntimeError) -> RunStopped | None:
+    """What to tell when ``error`` is torch's notice of a dead loader process; it may come up anywhere in a step, since a
+    signal brings it. None for any other error."""
+    if "DataLoader worker" not in str(error):
+        return None
+    return RunStopped(
+        f"a loader process died ({str(error).splitlines()[0]}). Often the machine ran out of memory or of /dev/shm: "
+        "lower loader.workers or loader.prefetch, or give the container --shm-size=8g"
+    )
+
+
 class TorchLoader:
     """Endless batches from sample ``first`` on; the same batches for any number of workers."""
 
@@ -90,9 +101,4 @@ class TorchLoader:
         try:
             yield from self.loader
         except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise RunStopped(
-                f"a loader process died ({error}). Often the machine ran out of memory or of /dev/shm: "
-                "lower loader.workers or loader.prefetch, or give the container --shm-size=8g"
-            ) from error
+            raise worker_death(error) or error from error

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from segspeed.types import RunStopped
+
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 
 
@@ -20,6 +22,10 @@ def save_atomic(state: Any, path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+        raise RunStopped(
+            f"{path} could not be written ({str(error).splitlines()[0][:160]}); is the disk full? What was saved before is intact"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 

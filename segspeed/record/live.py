@@ -31,18 +31,31 @@ def say(text: str) -> None:
 def track(iterable: Iterable[T], total: int, description: str) -> Iterator[T]:
     """Pass ``iterable`` on with a bar (rate and time left); in a log, a line at the start of long work and its end."""
     out = console()
+    try:
+        yield from (
+            _bar(iterable, total, description, out) if out.is_terminal else _lines(iterable, total, description, out)
+        )
+    finally:
+        close = getattr(iterable, "close", None)  # a generator that holds processes lets them go now, not some time
+        if close is not None:
+            close()
+
+
+def _lines(iterable: Iterable[T], total: int, description: str, out: Console) -> Iterator[T]:
     started = last = time.perf_counter()
-    if not out.is_terminal:
-        for count, item in enumerate(iterable, start=1):
-            now = time.perf_counter()
-            if now - last >= LINE_SECONDS:
-                last = now
-                left = (now - started) / count * (total - count)
-                out.print(f"{description}: {count} of {total}, {_time(left)} left", markup=False)
-            yield item
-        if total:
-            out.print(f"{description}: {total} in {_time(time.perf_counter() - started)}", markup=False)
-        return
+    for count, item in enumerate(iterable, start=1):
+        now = time.perf_counter()
+        if now - last >= LINE_SECONDS:
+            last = now
+            left = (now - started) / count * (total - count)
+            out.print(f"{description}: {count} of {total}, {_time(left)} left", markup=False)
+        yield item
+    if total:
+        out.print(f"{description}: {total} in {_time(time.perf_counter() - started)}", markup=False)
+
+
+def _bar(iterable: Iterable[T], total: int, description: str, out: Console) -> Iterator[T]:
+    started = time.perf_counter()
     columns = (
         TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from segspeed.types import DataError
 
 # Sections that may differ between the sessions of one run without changing what is learnt.
 FREE_SECTIONS = ("run", "save", "evaluation", "resume", "threads", "cache")
@@ -40,6 +44,25 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         return self.result.exists()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder and keep it to this process. Raises DataError when another one has it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = self.path / ".lock"
+        with open(lock, "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise DataError(
+                    f"another process trains in {self.path}; wait for it, or choose another run.name"
+                ) from error
+            try:
+                yield
+            finally:
+                if list(self.path.iterdir()) == [lock]:  # nothing came of it: the data or the settings were refused
+                    lock.unlink()
+                    self.path.rmdir()
 
 
 def choose_folder(root: str | Path, cohort: str, name: str | None) -> RunFolder:

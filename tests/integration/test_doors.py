@@ -159,12 +159,20 @@ def wait_for_a_save(process, record):
         time.sleep(0.05)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, make_cohort):
+    """A cohort, and a run over it that nobody interrupted."""
+    place = tmp_path_factory.mktemp("whole")
+    folder = make_cohort(place / "balls")
+    process = start(place, folder, "whole", 40)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return folder, load_checkpoint(place / "outputs/balls/whole/last.pt")
+
+
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_killed_run_goes_on_to_the_same_weights(msd_folder, tmp_path, sent):
-    folder = msd_folder(name="balls")
-    whole = start(tmp_path, folder, "whole", 40)
-    out, err = whole.communicate(timeout=120)
-    assert whole.returncode == 0, err
+def test_a_killed_run_goes_on_to_the_same_weights(whole, tmp_path, sent):
+    folder, expected = whole
     cut = start(tmp_path, folder, "cut", 40)
     run_folder = tmp_path / "outputs/balls/cut"
     wait_for_a_save(cut, run_folder / "run.jsonl")
@@ -179,9 +187,9 @@ def test_a_killed_run_goes_on_to_the_same_weights(msd_folder, tmp_path, sent):
     out, err = again.communicate(timeout=120)
     assert again.returncode == 0, err
     assert "Going on from step" in out
-    a, b = (load_checkpoint(tmp_path / f"outputs/balls/{n}/last.pt") for n in ("whole", "cut"))
-    assert all(torch.equal(a["model"][k], b["model"][k]) for k in a["model"])
-    assert all(torch.equal(x, y) for x, y in zip(a["ema"]["shadow"], b["ema"]["shadow"], strict=True))
+    found = load_checkpoint(run_folder / "last.pt")
+    assert all(torch.equal(expected["model"][k], found["model"][k]) for k in expected["model"])
+    assert all(torch.equal(x, y) for x, y in zip(expected["ema"]["shadow"], found["ema"]["shadow"], strict=True))
 
 
 def test_a_sweep_over_folds(msd_folder, tmp_path):
@@ -192,3 +200,39 @@ def test_a_sweep_over_folds(msd_folder, tmp_path):
     assert done.returncode == 0, done.stderr
     splits = [json.loads((tmp_path / f"outputs/balls/fold{n}/split.json").read_text()) for n in (0, 1)]
     assert set(splits[0]["val"]) == set(splits[1]["train"])
+
+
+def test_a_dead_loader_process_ends_the_run_with_what_to_do(msd_folder, tmp_path):
+    import psutil
+
+    folder = msd_folder()
+    arguments = (
+        "data=msd",
+        f"data.root={folder}",
+        *FAST,
+        "run.root=outputs",
+        "run.name=w",
+        "train.steps=100000",
+        "loader.workers=2",
+    )
+    command = [sys.executable, "-m", "segspeed.train", *arguments]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    record, end = tmp_path / "outputs/balls/w/run.jsonl", time.perf_counter() + 90
+    while not any(e["kind"] == "step" for e in read_record(record)):
+        assert process.poll() is None, process.communicate()
+        assert time.perf_counter() < end
+        time.sleep(0.05)
+    psutil.Process(process.pid).children(recursive=True)[-1].kill()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "a loader process died" in err
+    assert "Traceback" not in err
+
+
+def test_an_output_that_cannot_be_written_is_one_line(msd_folder, tmp_path):
+    (tmp_path / "file").touch()
+    done = run("segspeed.train", "data=msd", f"data.root={msd_folder()}", *FAST, "run.root=file", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: Not a directory: file")

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from segspeed.record.checkpoints import load_checkpoint, load_last, save_atomic, save_last
-from segspeed.record.run_folder import choose_folder, differing_keys, flatten, write_json_atomic
+from segspeed.record.run_folder import RunFolder, choose_folder, differing_keys, flatten, write_json_atomic
+from segspeed.types import DataError, RunStopped
 
 
 def test_last_and_previous(tmp_path):
@@ -72,3 +73,35 @@ def test_json_is_whole_and_has_no_nan(tmp_path):
     with pytest.raises(ValueError, match="(?i)json"):
         write_json_atomic(path, {"mean_dice": float("nan")})
     assert json.loads(path.read_text()) == {"mean_dice": 0.9}
+
+
+def test_a_folder_belongs_to_one_process_at_a_time(tmp_path):
+    folder = RunFolder(tmp_path / "a" / "run")
+    with folder.locked():
+        (folder.path / "result.json").write_text("{}")
+        with pytest.raises(DataError, match="another process"), folder.locked():
+            pass
+    with folder.locked():
+        pass
+    assert folder.finished
+
+
+def test_a_run_that_came_to_nothing_leaves_no_folder(tmp_path):
+    folder = RunFolder(tmp_path / "a" / "run")
+    with pytest.raises(DataError), folder.locked():
+        raise DataError("no")
+    assert not folder.path.exists()
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    save_atomic({"step": 1}, tmp_path / "last.pt")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.save", full)
+    with pytest.raises(RunStopped, match="No space left"):
+        save_atomic({"step": 2}, tmp_path / "last.pt")
+    monkeypatch.undo()
+    assert load_checkpoint(tmp_path / "last.pt") == {"step": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]

@@ -224,15 +224,17 @@ class RunConfig(Strict):
 class BenchConfig(Strict):
     """A benchmark of loaders; `segspeed.bench`."""
 
-    name: str = "loader"
+    name: str = Field("loader", description="which benchmark")
     volume: Shape3 = Field((300, 512, 512), description="(D, H, W) of the generated volumes")
     cases: int = Field(3, ge=1, description="generated volumes")
     patch: Shape3 = Field((96, 96, 96), description="voxels, (D, H, W)")
-    batch: int = Field(2, ge=1)
+    batch: int = Field(2, ge=1, description="patches a batch")
     workers: int = Field(0, ge=0, description="processes of each contender")
-    rounds: int = Field(5, ge=1)
-    patches: int = Field(16, ge=1, description="a round")
-    contenders: tuple[str, ...] = ("segspeed torch", "segspeed dali", "monai", "batchgeneratorsv2")
+    rounds: int = Field(5, ge=1, description="of each contender, in turns")
+    patches: int = Field(64, ge=1, description="a round")
+    contenders: tuple[str, ...] = Field(
+        ("segspeed torch", "segspeed dali", "monai", "batchgeneratorsv2"), description="who takes part"
+    )
 
 
 class Config(Strict):

@@ -141,6 +141,9 @@ def print_result(result: dict[str, Any], report: Path) -> None:
     out.print(f"A step: {split}", markup=False)
     out.print(result["verdict"], markup=False)
     out.print(f"Report: {report}", markup=False)
+    out.print(
+        "Next: open it in a browser; train longer with train.budget=1h; all folds with --multirun data.fold=0,1,2,3,4"
+    )
 
 
 def _dice(value: float | None) -> str:

@@ -6,6 +6,7 @@ so a stopped build goes on. Training with the same data and plan settings then s
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from segspeed.cli import door
@@ -15,6 +16,7 @@ from segspeed.config import Config
 def main(cfg: Config) -> int:
     """Build what is missing; 0 when the whole cache is there."""
     from segspeed import build
+    from segspeed.data.cache import old_entries
     from segspeed.data.jsonio import write_json
     from segspeed.preparation import prepare
     from segspeed.record.live import say, track
@@ -27,6 +29,15 @@ def main(cfg: Config) -> int:
         f"Spacing {' x '.join(f'{s:.3g}' for s in plan.spacing)} mm, patch {'x'.join(map(str, plan.patch))}, "
         f"normalisation {', '.join(plan.normalisation)}"
     )
+    unused = old_entries(
+        build.cache_root(cfg), prepared.cohort.folder_name, {e.path for e in prepared.entries.values()}
+    )
+    if unused and cfg.cache.prune:
+        for path in unused:
+            shutil.rmtree(path)
+        say(f"Deleted {len(unused)} entries that these settings do not use")
+    elif unused:
+        say(f"{len(unused)} entries of this cohort belong to other settings or folds; cache.prune=true deletes them")
     folder = Path(cfg.run.root) / prepared.cohort.folder_name
     write_json(folder / "fingerprint.json", prepared.fingerprint)
     write_json(folder / "plan.json", plan)

@@ -16,12 +16,13 @@ from torch import nn
 
 from segspeed.augment.torch_backend import source_shape
 from segspeed.config import Component, Config, DataConfig
-from segspeed.data.cache import CacheEntry
+from segspeed.data.cache import CacheEntry, resident
 from segspeed.data.sampling import PatchSampler
 from segspeed.engine import Learner
 from segspeed.evaluation import Predictor
 from segspeed.infer.sliding import Window
 from segspeed.loader.device import DeviceStage
+from segspeed.loader.residence import DeviceLoader, choose_residence
 from segspeed.model.checkpointing import apply_checkpointing
 from segspeed.speed.cpus import available_cpus, loader_workers
 from segspeed.speed.ema import WeightAverage
@@ -153,9 +154,13 @@ def loader_from(
 ) -> Iterable[Batch]:
     """Endless batches from sample number ``first`` on: raw ones, or augmented ones where the loader says so
     (``augments``)."""
-    sampler = PatchSampler(
-        tuple(entries), tuple(norms), source_shape(plan.patch, cfg.augment), cfg.loader.foreground, cfg.seed
-    )
+    where = choose_residence(cfg.cache.resident, entries, device)
+    if where == "device" and cfg.cache.resident == "auto" and not cfg.loader.target.endswith(".TorchLoader"):
+        where = "disk"  # another loader reads its patches itself
+    kept = tuple(resident(e) for e in entries) if where == "ram" else tuple(entries)
+    sampler = PatchSampler(kept, tuple(norms), source_shape(plan.patch, cfg.augment), cfg.loader.foreground, cfg.seed)
+    if where == "device":
+        return DeviceLoader(sampler, batch=plan.batch, device=device, first=first)
     pin = cfg.loader.pin_memory
     return make(
         cfg.loader,

@@ -80,6 +80,17 @@ class PlanConfig(Strict):
 class CacheConfig(Strict):
     root: str | None = Field(None, description="folder of the preprocessed volumes; <run.root>/cache if empty")
     workers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="processes that build it")
+    format: Literal["npy", "blosc2"] = Field("npy", description="npy: memory-mapped; blosc2: compressed in chunks")
+    dtype: Literal["float32", "float16"] = Field("float32", description="of the images; float16 halves them")
+    resident: Literal["auto", "disk", "ram", "device"] = Field(
+        "auto", description="where training reads patches from; auto: the GPU's memory, else RAM, else disk"
+    )
+    verify: bool = Field(
+        False, description="data_prep.prepare reads every file again instead of trusting size and time"
+    )
+    prune: bool = Field(
+        False, description="data_prep.prepare deletes the cohort's entries that these settings do not use"
+    )
 
 
 class LoaderConfig(Component):

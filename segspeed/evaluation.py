@@ -30,7 +30,7 @@ class Predictor:
     def scores(self, image: np.ndarray, norm: np.ndarray) -> np.ndarray:
         """Logits ``(K, D, H, W)`` float32 of a raw volume ``(C, D, H, W)`` with constants ``(C, 4)``."""
         device = self.precision.device
-        volume = torch.from_numpy(np.array(image, dtype=np.float32)).to(device)
+        volume = torch.from_numpy(np.array(image[:], dtype=np.float32)).to(device)
         volume = normalise(volume[None], torch.from_numpy(norm)[None].to(device))[0]
         self.model.eval()
         logits = predict_logits(self.model, volume, self.window, self.precision, self.mirror, self.swap_on_flip)

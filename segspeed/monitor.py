@@ -21,7 +21,7 @@ from segspeed.speed.memory import peak_memory_bytes
 from segspeed.speed.meter import gpu_utilisation
 from segspeed.speed.signals import StopRequest
 from segspeed.speed.watch import LateReader, LossGuard
-from segspeed.types import RunStopped
+from segspeed.types import Batch, RunStopped
 
 RECORD_SECONDS = 2.0  # a step line in run.jsonl at most this often: 24 hours stay under 10 MB
 
@@ -57,10 +57,12 @@ class Monitor:
     tally: Tally = field(default_factory=Tally)
     guard: LossGuard = field(default_factory=LossGuard)
     reader: LateReader[Step] = field(default_factory=LateReader)
+    last_batches: tuple[Batch, ...] = ()
     _saved: float = field(default_factory=time.perf_counter)
     _recorded: float = 0.0
 
     def __call__(self, step: Step) -> None:
+        self.last_batches = step.batches
         self.tally.samples += step.samples
         self.tally.waited += step.waited
         self.tally.step_seconds += step.seconds

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 from segspeed.build import cache_root
 from segspeed.config import Config
-from segspeed.data.cache import CacheEntry
+from segspeed.data.cache import CacheEntry, Storage
 from segspeed.data.fingerprint import fingerprint
 from segspeed.data.inspect import cohort_problems, inspect_cases
 from segspeed.data.plan import make_plan
-from segspeed.data.prepare import forecast_bytes, prepare_cases
+from segspeed.data.prepare import prepare_cases
 from segspeed.data.split import choose_split
 from segspeed.speed.cpus import available_cpus
 from segspeed.types import CaseFacts, Cohort, DataError, Fingerprint, Plan, Problem, Split
@@ -44,7 +44,10 @@ def preparation_workers(cfg: Config) -> int:
 def inspect_cohort(cfg: Config, cohort: Cohort, track: Track[Any]) -> tuple[dict[str, CaseFacts], list[Problem]]:
     """Read every case once (or recall it): facts by case id, and all problems of the cohort."""
     found = inspect_cases(
-        cohort, tolerance_mm=cfg.data.tolerance_mm, memo=cache_root(cfg), workers=preparation_workers(cfg)
+        cohort,
+        tolerance_mm=cfg.data.tolerance_mm,
+        memo=None if cfg.cache.verify else cache_root(cfg),
+        workers=preparation_workers(cfg),
     )
     facts = {f.id: f for f in track(found, len(cohort.cases), "reading cases")}
     ordered = [facts[c.id] for c in cohort.cases]
@@ -97,7 +100,15 @@ def prepare(cfg: Config, cohort: Cohort, device: str, track: Track[Any], frozen:
     subset = dataclasses.replace(cohort, cases=tuple(cohort.case(i) for i in wanted))
     done = list(
         track(
-            prepare_cases(subset, facts, plan.spacing, plan.coarse_axis, cache_root(cfg), preparation_workers(cfg)),
+            prepare_cases(
+                subset,
+                facts,
+                plan.spacing,
+                plan.coarse_axis,
+                cache_root(cfg),
+                preparation_workers(cfg),
+                Storage(cfg.cache.format, cfg.cache.dtype, plan.patch),
+            ),
             len(wanted),
             "preparing the cache",
         )
@@ -114,8 +125,3 @@ def prepare(cfg: Config, cohort: Cohort, device: str, track: Track[Any], frozen:
         built=sum(p.built for p in done),
         bytes=sum(p.bytes for p in done),
     )
-
-
-def forecast(prepared_facts: dict[str, CaseFacts], plan: Plan) -> int:
-    """Bytes the cache of these cases takes."""
-    return forecast_bytes(list(prepared_facts.values()), plan.spacing)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 
 from segspeed import build
+from segspeed.ceiling import ceiling_samples_per_s
 from segspeed.config import Config
 from segspeed.engine import Learner, Progress, fit
 from segspeed.evaluation import Predictor, evaluate_cases
@@ -49,6 +51,7 @@ class Run:
         self.val_entries = [prepared.entries[i] for i in prepared.split.val]
         self.val_norms = build.norms_of(self.val_entries, prepared.plan)
         self.augmenting_loader = False
+        self.ceiling: float | None = None
         self.bar = LiveBar()
         self.monitor = Monitor(
             learner=learner,
@@ -88,6 +91,9 @@ class Run:
                 after_step=self.monitor,
             )
         self.monitor.finish()
+        if self.monitor.last_batches:  # none where a finished training is only evaluated again
+            quiet = dataclasses.replace(stage, meter=None)
+            self.ceiling = ceiling_samples_per_s(self.learner, quiet, self.monitor.last_batches)
 
     def start_or_restore(self) -> None:
         """Load the newest checkpoint, or record a start and time one case: it tells what an evaluation will cost,

@@ -87,6 +87,8 @@ def _impossible(cfg: Config) -> list[str]:
         problems.append(f"loader.pin_memory=true serves the copy to a CUDA device; with device={cfg.device} use auto")
     if cfg.precision == "fp16" and cfg.device == "mps":
         problems.append("precision=fp16 needs loss scaling, which device=mps lacks; use fp32")
+    if cfg.cache.resident == "device" and not cfg.loader.target.endswith(".TorchLoader"):
+        problems.append("cache.resident=device cuts patches on the device itself; it goes with loader=torch only")
     low = [n for n in cfg.plan.patch if n < 1] if cfg.plan.patch != "auto" else []
     if low:
         problems.append(f"plan.patch={list(cfg.plan.patch)} must be positive")

@@ -20,7 +20,7 @@ LAYERS = [
     {"infer"},
     {"evaluation"},
     {"engine"},
-    {"build"},
+    {"build", "ceiling"},
     {"preparation", "monitor", "benchmarks"},
     {"run"},
     {"outcome"},

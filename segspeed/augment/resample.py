@@ -49,7 +49,7 @@ def _kernel() -> Callable[..., Any]:
     """Compiled at the first use (about a second), then kept on disk by numba."""
     from numba import float32, int32, njit, uint32
 
-    fast = {"cache": True, "nogil": True, "fastmath": {"contract", "nsz"}, "error_model": "numpy"}
+    fast: dict[str, Any] = {"cache": True, "nogil": True, "fastmath": {"contract", "nsz"}, "error_model": "numpy"}
 
     @njit(**fast)
     def between(first, last, start, slope, low, high):  # type: ignore[no-untyped-def]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from segspeed.data.cache import entry_bytes, entry_key, entry_path, write_entry
+from segspeed.data.cache import Storage, entry_bytes, entry_key, entry_path, write_entry
 from segspeed.data.pool import run_jobs
 from segspeed.data.preprocess import preprocess, target_shape
 from segspeed.types import Case, CaseFacts, Cohort, DataError, Problem, Triple
@@ -33,6 +33,7 @@ def prepare_cases(
     coarse_axis: int | None,
     root: Path,
     workers: int,
+    storage: Storage = Storage(),
 ) -> Iterator[PreparedCase]:
     """Preprocess the cohort's cases to ``spacing`` (mm), in completion order.
 
@@ -41,29 +42,47 @@ def prepare_cases(
     """
     todo: list[tuple[Case, Path]] = []
     for case in cohort.cases:
-        path = _place(case, cohort, facts[case.id], spacing, coarse_axis, root)
+        path = _place(case, cohort, facts[case.id], spacing, coarse_axis, root, storage)
         if path.is_dir():
             yield PreparedCase(case.id, path, None, entry_bytes(path), built=False)
         else:
             todo.append((case, path))
-    _room_for([facts[case.id] for case, _ in todo], len(cohort.channels), spacing, root)
+    _room_for([facts[case.id] for case, _ in todo], len(cohort.channels), spacing, root, storage)
     labels = dict(cohort.labels)
-    jobs = [(case, labels, spacing, coarse_axis, path) for case, path in todo]
+    jobs = [(case, labels, spacing, coarse_axis, path, storage) for case, path in todo]
     few = len(todo) < 4  # built before processes have started
     for _, prepared in run_jobs(_build, jobs, 1 if few else workers, "prepares cases"):
         yield prepared
 
 
-def _place(case: Case, cohort: Cohort, facts: CaseFacts, spacing: Triple, coarse_axis: int | None, root: Path) -> Path:
-    settings = {"spacing": spacing, "coarse_axis": coarse_axis, "labels": [list(v) for v in cohort.labels.values()]}
+def _place(
+    case: Case,
+    cohort: Cohort,
+    facts: CaseFacts,
+    spacing: Triple,
+    coarse_axis: int | None,
+    root: Path,
+    storage: Storage,
+) -> Path:
+    settings = {
+        "spacing": spacing,
+        "coarse_axis": coarse_axis,
+        "labels": [list(v) for v in cohort.labels.values()],
+        **storage.key(),
+    }
     return entry_path(root, cohort.folder_name, case.id, entry_key(facts.digest, settings))
 
 
 def _build(
-    case: Case, labels: Mapping[str, tuple[int, ...]], spacing: Triple, coarse_axis: int | None, path: Path
+    case: Case,
+    labels: Mapping[str, tuple[int, ...]],
+    spacing: Triple,
+    coarse_axis: int | None,
+    path: Path,
+    storage: Storage,
 ) -> PreparedCase:
     try:
-        size = write_entry(path, case.id, preprocess(case, labels, spacing, coarse_axis))
+        size = write_entry(path, case.id, preprocess(case, labels, spacing, coarse_axis), storage)
     except DataError as error:
         problem = Problem(case.id, "", "error", "preprocessing", str(error))
         return PreparedCase(case.id, None, problem, 0, built=False)
@@ -73,19 +92,20 @@ def _build(
     return PreparedCase(case.id, path, None, size, built=True)
 
 
-def forecast_bytes(facts: Sequence[CaseFacts], spacing: Triple, channels: int = 1) -> int:
-    """Bytes the entries of these cases will take."""
+def forecast_bytes(facts: Sequence[CaseFacts], spacing: Triple, channels: int = 1, storage: Storage = Storage()) -> int:
+    """Bytes the entries of these cases will take (with blosc2 at most: how far it compresses is not known before)."""
+    size = 2 if storage.dtype == "float16" else 4
     total = 0
     for f in facts:
         voxels = int(np.prod(target_shape(f.crop_shape, f.spacing, spacing)))
-        total += voxels * (4 * channels + 1) + int(np.prod(f.shape)) + 12 * 10_000
+        total += voxels * (size * channels + 1) + int(np.prod(f.shape)) + 12 * 10_000
     return total
 
 
-def _room_for(facts: Sequence[CaseFacts], channels: int, spacing: Triple, root: Path) -> None:
+def _room_for(facts: Sequence[CaseFacts], channels: int, spacing: Triple, root: Path, storage: Storage) -> None:
     if not facts:
         return
-    needed = forecast_bytes(facts, spacing, channels)
+    needed = forecast_bytes(facts, spacing, channels, storage)
     place = root
     while not place.exists():
         place = place.parent

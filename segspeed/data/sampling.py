@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from segspeed.data.cache import CacheEntry
+from segspeed.data.cache import CacheEntry, ResidentEntry
 from segspeed.types import Shape3
 
 # Streams of one sample; the augmentation draws from its own, so that the two never share numbers.
@@ -29,7 +29,7 @@ class PatchSampler:
     (healthy tissue) gives patches from anywhere.
     """
 
-    entries: tuple[CacheEntry, ...]
+    entries: tuple[CacheEntry | ResidentEntry, ...]
     norms: tuple[np.ndarray, ...]  # one (C, 4) a case: low, high, mean, std
     patch: Shape3
     foreground: float
@@ -70,7 +70,9 @@ def _epoch_order(seed: int, cases: int, epoch: int) -> tuple[int, ...]:
     return tuple(int(i) for i in stream(seed, epoch, _ORDER_STREAM).permutation(cases))
 
 
-def read_patch(entry: CacheEntry, start: Shape3, patch: Shape3, fill: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def read_patch(
+    entry: CacheEntry | ResidentEntry, start: Shape3, patch: Shape3, fill: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """``image (C, *patch)`` float32 and ``label (*patch)`` at ``start``.
 
     What lies outside the volume is filled as at prediction: the image with ``fill (C,)``, the value that

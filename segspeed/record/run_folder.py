@@ -15,8 +15,11 @@ from typing import Any
 from segspeed.types import DataError
 
 # Sections that may differ between the sessions of one run without changing what is learnt.
-FREE_SECTIONS = ("run", "save", "evaluation", "resume", "threads", "cache")
-FREE_KEYS = ("loader.workers", "loader.prefetch", "loader.pin_memory")
+FREE_SECTIONS = ("run", "save", "evaluation", "resume", "threads", "bench")
+FREE_KEYS = (
+    "loader.workers", "loader.prefetch", "loader.pin_memory",
+    "cache.root", "cache.workers", "cache.resident", "cache.verify", "cache.prune",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

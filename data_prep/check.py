@@ -23,7 +23,7 @@ RANK = {"error": 0, "warning": 1, "info": 2}
 def main(cfg: Config) -> int:
     """Check the cohort of ``cfg``; 1 if there is an error, else 0."""
     from segspeed.build import cohort_from
-    from segspeed.data.jsonio import write_json
+    from segspeed.jsonio import write_json
     from segspeed.preparation import inspect_cohort
     from segspeed.record.live import say, track
 

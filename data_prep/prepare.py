@@ -17,7 +17,7 @@ def main(cfg: Config) -> int:
     """Build what is missing; 0 when the whole cache is there."""
     from segspeed import build
     from segspeed.data.cache import old_entries
-    from segspeed.data.jsonio import write_json
+    from segspeed.jsonio import write_json
     from segspeed.preparation import prepare
     from segspeed.record.live import say, track
 

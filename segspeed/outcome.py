@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from segspeed.jsonio import write_json
 from segspeed.metric.summary import Summary
 from segspeed.model.networks import count_parameters
 from segspeed.record.live import print_result, say
 from segspeed.record.overlays import Overlay, make_overlay, save_overlays
 from segspeed.record.report import write_report
-from segspeed.record.run_folder import write_json_atomic
 from segspeed.run import Run
 from segspeed.speed.cpus import loader_workers
 from segspeed.speed.memory import peak_memory_bytes
@@ -26,7 +26,7 @@ def finish_run(run: Run) -> dict[str, Any]:
     save_overlays(run.folder.path / "overlays.npz", overlays)
     result = result_of(run, summary)
     run.record.write("end", result=result)
-    write_json_atomic(run.folder.result, result)
+    write_json(run.folder.result, result)
     report = write_report(run.folder.path)
     print_result(result, report)
     if summary.mean_dice is None:

@@ -11,14 +11,14 @@ import torch
 
 from segspeed import build
 from segspeed.config import Config
-from segspeed.data.jsonio import read_json, write_json
 from segspeed.engine import Learner
+from segspeed.jsonio import read_json, write_json
 from segspeed.loader.torch_loader import worker_death
 from segspeed.model.networks import count_parameters
 from segspeed.outcome import finish_run
 from segspeed.preparation import Prepared, prepare
 from segspeed.record.live import say, track
-from segspeed.record.run_folder import RunFolder, choose_folder, differing_keys, write_json_atomic
+from segspeed.record.run_folder import RunFolder, choose_folder, differing_keys
 from segspeed.record.run_record import RunRecord
 from segspeed.run import Run
 from segspeed.speed.clock import Clock
@@ -115,7 +115,7 @@ def write_start(folder: RunFolder, cfg: Config, prepared: Prepared, precision: s
     write_json(folder.path / "fingerprint.json", prepared.fingerprint)
     write_json(folder.path / "split.json", prepared.split)
     settings = {"config": cfg.model_dump(mode="json", by_alias=True), "precision": precision}
-    write_json_atomic(folder.config, settings)
+    write_json(folder.config, settings)
 
 
 def announce(prepared: Prepared, precision: Precision, reason: str, learner: Learner, folder: RunFolder) -> None:

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "segspeed"
 # Lowest first. Rooms of one set do not import each other.
 LAYERS = [
     {"types"},
-    {"config"},
+    {"config", "jsonio", "streams"},
     {"data", "augment", "model", "metric", "speed", "record", "validate"},
     {"loader", "cli"},
     {"infer"},

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from segspeed.config import AugmentConfig
-
-_STREAM = 3  # the stream of the augmentation among those of a sample; patches use others
+from segspeed.streams import AUGMENTATION, stream
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def draw(config: AugmentConfig, *, seed: int, indices: Sequence[int], channels: 
 
 
 def _draw_one(c: AugmentConfig, seed: int, index: int, channels: int) -> dict[str, np.ndarray]:
-    rng = np.random.Generator(np.random.Philox(key=np.array([seed, (index << 4) | _STREAM], dtype=np.uint64)))
+    rng = stream(seed, index, AUGMENTATION)
     # Every number is drawn whether it is used or not: a changed probability shifts no other transform's numbers.
     coin = rng.random(8)
     angles = rng.uniform(-1, 1, 3) * np.radians(c.rotation.degrees)

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from segspeed.data.digest import hash_text
-from segspeed.data.jsonio import from_plain, to_plain
 from segspeed.data.preprocess import PreparedArrays
+from segspeed.jsonio import from_plain, to_plain
 from segspeed.types import DataError, Geometry, Shape3
 
 FORMAT = 1  # raise it when the meaning of the stored arrays changes

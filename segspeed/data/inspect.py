@@ -11,10 +11,10 @@ import numpy as np
 
 from segspeed.data.digest import Memo, hash_file, hash_text, stamp
 from segspeed.data.geometry import Volume, VolumeError, corner_distance_mm, read_volume
-from segspeed.data.jsonio import from_plain, to_plain
 from segspeed.data.labels import label_step, to_class_indices
 from segspeed.data.pool import run_jobs
 from segspeed.data.preprocess import content_box
+from segspeed.jsonio import from_plain, to_plain
 from segspeed.types import Case, CaseFacts, Cohort, Problem, Severity
 
 FORMAT = 1  # of the memo; raise it when CaseFacts or a rule changes

@@ -9,15 +9,8 @@ from functools import lru_cache
 import numpy as np
 
 from segspeed.data.cache import CacheEntry, ResidentEntry
+from segspeed.streams import ORDER, PATCH, stream
 from segspeed.types import Shape3
-
-# Streams of one sample; the augmentation draws from its own, so that the two never share numbers.
-_PATCH_STREAM, _ORDER_STREAM = 1, 2
-
-
-def stream(seed: int, index: int, purpose: int) -> np.random.Generator:
-    """The random numbers of one purpose of one sample (counter-based, so any sample can be drawn first)."""
-    return np.random.Generator(np.random.Philox(key=np.array([seed, (index << 4) | purpose], dtype=np.uint64)))
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,7 @@ class PatchSampler:
         """Case number and start (D, H, W) of the patch; the start may lie outside the volume (see `read_patch`)."""
         number = _epoch_order(self.seed, len(self.entries), index // len(self.entries))[index % len(self.entries)]
         entry = self.entries[number]
-        rng = stream(self.seed, index, _PATCH_STREAM)
+        rng = stream(self.seed, index, PATCH)
         shape = entry.label.shape
         low, high = _start_range(shape, self.patch)
         start = rng.integers(low, high + 1)
@@ -67,7 +60,7 @@ def _start_range(shape: Sequence[int], patch: Shape3) -> tuple[np.ndarray, np.nd
 
 @lru_cache(maxsize=8)
 def _epoch_order(seed: int, cases: int, epoch: int) -> tuple[int, ...]:
-    return tuple(int(i) for i in stream(seed, epoch, _ORDER_STREAM).permutation(cases))
+    return tuple(int(i) for i in stream(seed, epoch, ORDER).permutation(cases))
 
 
 def read_patch(
@@ -79,12 +72,7 @@ def read_patch(
     normalises to zero, the label with background.
     """
     source, label = entry.image, entry.label
-    inside, target = [], []
-    for begin, size, length in zip(start, patch, label.shape, strict=True):
-        first, last = max(begin, 0), min(begin + size, length)
-        inside.append(slice(first, last))
-        target.append(slice(first - begin, last - begin))
-    where, there = tuple(inside), tuple(target)
+    where, there = overlap(start, patch, label.shape)
     if all(s.stop - s.start == size for s, size in zip(where, patch, strict=True)):
         return np.array(source[(slice(None),) + where], dtype=np.float32), np.array(label[where])
     image = np.empty((source.shape[0], *patch), dtype=np.float32)
@@ -93,3 +81,13 @@ def read_patch(
     image[(slice(None),) + there] = source[(slice(None),) + where]
     out[there] = label[where]
     return image, out
+
+
+def overlap(start: Shape3, patch: Sequence[int], shape: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Where a patch at ``start`` lies within a volume of ``shape``, and where that part lies within the patch."""
+    inside, target = [], []
+    for begin, size, length in zip(start, patch, shape, strict=True):
+        first, last = max(begin, 0), min(begin + size, length)
+        inside.append(slice(first, last))
+        target.append(slice(first - begin, last - begin))
+    return tuple(inside), tuple(target)

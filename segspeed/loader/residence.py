@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from segspeed.data.cache import CacheEntry
-from segspeed.data.sampling import PatchSampler
+from segspeed.data.sampling import PatchSampler, overlap
 from segspeed.types import Batch, Shape3
 
 DEVICE_SHARE = 0.3  # of the GPU's free memory that volumes may take beside the network
@@ -66,12 +66,8 @@ class DeviceLoader:
 
 def cut(volume: Tensor, start: Shape3, out: Tensor, fill: Tensor | None) -> None:
     """Copy the patch at ``start`` of ``volume (C, D, H, W)`` into ``out (C, d, h, w)``; outside is ``fill (C,)`` or 0."""
-    inside, target = [], []
-    for begin, size, length in zip(start, out.shape[1:], volume.shape[1:], strict=True):
-        first, last = max(begin, 0), min(begin + size, length)
-        inside.append(slice(first, last))
-        target.append(slice(first - begin, last - begin))
+    inside, target = overlap(start, out.shape[1:], volume.shape[1:])
     if any(s.stop - s.start < size for s, size in zip(inside, out.shape[1:], strict=True)):
         out.copy_(torch.zeros_like(out) if fill is None else fill.view(-1, 1, 1, 1).expand_as(out))
     whole = (slice(None),)
-    out[whole + tuple(target)] = volume[whole + tuple(inside)].to(out.dtype)
+    out[whole + target] = volume[whole + inside].to(out.dtype)

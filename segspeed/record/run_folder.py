@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,13 +74,6 @@ def choose_folder(root: str | Path, cohort: str, name: str | None) -> RunFolder:
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     taken = sum(1 for p in parent.glob(f"{stamp}*")) if parent.exists() else 0
     return RunFolder(parent / (f"{stamp}_{taken}" if taken else stamp))
-
-
-def write_json_atomic(path: Path, value: Any) -> None:
-    """Whole or not at all; numbers that JSON lacks (NaN) are refused."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

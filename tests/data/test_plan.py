@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from segspeed.config import PlanConfig
 from segspeed.data.fingerprint import fingerprint
-from segspeed.data.jsonio import from_plain, to_plain
 from segspeed.data.plan import make_plan
+from segspeed.jsonio import from_plain, to_plain
 from segspeed.types import CaseFacts, DataError, Fingerprint, Plan, Problem
 
 STATS = {"mean": 40.0, "std": 20.0, "percentile_00_5": -50.0, "percentile_99_5": 200.0}

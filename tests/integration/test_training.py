@@ -55,7 +55,7 @@ def test_the_dice_is_that_of_whole_volumes_on_the_original_grid(tiny, msd_folder
 
     from segspeed import build
     from segspeed.data.geometry import read_volume
-    from segspeed.data.jsonio import read_json
+    from segspeed.jsonio import read_json
     from segspeed.speed.precision import Precision
     from segspeed.types import Plan, Split
 

@@ -3,8 +3,9 @@ import json
 import pytest
 import torch
 
+from segspeed.jsonio import write_json
 from segspeed.record.checkpoints import load_checkpoint, load_last, save_atomic, save_last
-from segspeed.record.run_folder import RunFolder, choose_folder, differing_keys, flatten, write_json_atomic
+from segspeed.record.run_folder import RunFolder, choose_folder, differing_keys, flatten
 from segspeed.types import DataError, RunStopped
 
 
@@ -69,9 +70,9 @@ def test_differing_keys_name_what_matters_and_nothing_else():
 
 def test_json_is_whole_and_has_no_nan(tmp_path):
     path = tmp_path / "result.json"
-    write_json_atomic(path, {"mean_dice": 0.9})
+    write_json(path, {"mean_dice": 0.9})
     with pytest.raises(ValueError, match="(?i)json"):
-        write_json_atomic(path, {"mean_dice": float("nan")})
+        write_json(path, {"mean_dice": float("nan")})
     assert json.loads(path.read_text()) == {"mean_dice": 0.9}
 
 

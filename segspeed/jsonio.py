@@ -33,7 +33,7 @@ def from_plain(value: Any, kind: type[T]) -> T:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write whole or not at all."""
+    """Write whole or not at all; numbers that JSON lacks (NaN) are refused."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps(to_plain(value), indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -169,6 +169,7 @@ def loader_from(
         first=first,
         workers=loader_workers(cfg.loader.workers, device.type),
         prefetch=cfg.loader.prefetch,
+        timeout=cfg.loader.timeout,
         pin_memory=device.type == "cuda" if pin == "auto" else pin,
         augment=cfg.augment,
         patch=plan.patch,

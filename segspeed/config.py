@@ -99,6 +99,7 @@ class LoaderConfig(Component):
     workers: Literal["auto"] | Annotated[int, Field(ge=0)] = Field("auto", description="processes that read patches")
     prefetch: int = Field(4, ge=1, description="batches a worker keeps ready")
     pin_memory: Literal["auto"] | bool = Field("auto", description="page-locked batches; auto: on CUDA")
+    timeout: Annotated[Seconds, Field(gt=0)] = Field(60.0, description="without a batch for so long, the run stops")
     foreground: Fraction = Field(0.5, description="share of patches centred on a foreground voxel")
 
 

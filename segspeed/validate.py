@@ -34,6 +34,7 @@ SUPPLIED = {
         "workers",
         "prefetch",
         "pin_memory",
+        "timeout",
         "augment",
         "patch",
         "spacing",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from segspeed.data.sampling import PatchSampler
-from segspeed.types import Batch, RunStopped
+from segspeed.types import Batch, DataError, RunStopped
 
 
 class PatchDataset(Dataset[Batch]):
@@ -84,8 +86,14 @@ class TorchLoader:
         workers: int = 1,
         prefetch: int = 4,
         pin_memory: bool = False,
+        timeout: float = 60.0,
     ) -> None:
-        self.workers = workers
+        """``timeout``: seconds without a batch after which the run stops instead of hanging. Raises DataError when
+        shared memory is too small for the batches that workers keep ready."""
+        self.sampler, self.batch, self.first = sampler, batch, first
+        self.workers, self.timeout = workers, timeout
+        if workers:
+            _room_in_shared_memory(sampler, batch * prefetch * workers)
         self.loader = DataLoader(
             PatchDataset(sampler),
             batch_sampler=BatchIndices(first, batch),
@@ -95,10 +103,41 @@ class TorchLoader:
             pin_memory=pin_memory,
             prefetch_factor=prefetch if workers else None,
             persistent_workers=workers > 0,
+            timeout=timeout if workers else 0,
         )
 
     def __iter__(self) -> Iterator[Batch]:
+        index = self.first
         try:
-            yield from self.loader
+            for made in self.loader:
+                yield made
+                index += self.batch
+        except DataError as error:  # torch hangs the worker's whole traceback on the message
+            raise DataError(str(error).strip().splitlines()[-1].removeprefix("segspeed.types.DataError: ")) from error
         except RuntimeError as error:
+            if "timed out" in str(error):
+                raise RunStopped(
+                    f"no batch within {self.timeout:g} s; a loader process hangs, reading one of the cases "
+                    f"{', '.join(self._cases(index))}. Look at that disk, or raise loader.timeout"
+                ) from error
             raise worker_death(error) or error from error
+
+    def _cases(self, index: int) -> list[str]:
+        """Cases of the batch that begins with sample ``index``."""
+        numbers = {self.sampler.draw(i)[0] for i in range(index, index + self.batch)}
+        return sorted(self.sampler.entries[n].case_id for n in numbers)
+
+
+def _room_in_shared_memory(sampler: PatchSampler, patches: int) -> None:
+    """Workers hand batches over in /dev/shm, of which a container has 64 MB by default; a bus error tells nobody that."""
+    shared = Path("/dev/shm")
+    if not shared.is_dir():
+        return
+    channels = sampler.norms[0].shape[0]
+    needed = patches * int(np.prod(sampler.patch)) * (4 * channels + 2)
+    free = shutil.disk_usage(shared).free
+    if needed > free:
+        raise DataError(
+            f"the batches kept ready need {needed / 1e6:.0f} MB of shared memory and /dev/shm has {free / 1e6:.0f} MB free: "
+            "lower loader.workers or loader.prefetch, or give the container --shm-size=8g"
+        )

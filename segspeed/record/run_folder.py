@@ -15,7 +15,7 @@ from segspeed.types import DataError
 # Sections that may differ between the sessions of one run without changing what is learnt.
 FREE_SECTIONS = ("run", "save", "evaluation", "resume", "threads", "bench")
 FREE_KEYS = (
-    "loader.workers", "loader.prefetch", "loader.pin_memory",
+    "loader.workers", "loader.prefetch", "loader.pin_memory", "loader.timeout",
     "cache.root", "cache.workers", "cache.resident", "cache.verify", "cache.prune",
 )  # fmt: skip
 

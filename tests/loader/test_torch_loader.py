@@ -1,3 +1,4 @@
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,7 +13,7 @@ from segspeed.config import AugmentConfig
 from segspeed.data.sampling import PatchSampler, read_patch
 from segspeed.loader.device import DeviceStage, normalise
 from segspeed.loader.torch_loader import TorchLoader
-from segspeed.types import Batch
+from segspeed.types import Batch, DataError, RunStopped
 
 
 @dataclass(frozen=True)
@@ -130,3 +131,49 @@ def test_stage_is_a_function_of_the_samples_alone():
     half = Batch(raw.image[2:], raw.label[2:], raw.norm[2:], raw.index[2:], raw.cases[2:])
     assert torch.allclose(stage(half).image, out.image[2:], atol=1e-5)
     assert torch.equal(stage(half).label, out.label[2:])
+
+
+@dataclass(frozen=True)
+class Faulty(Entry):
+    """A case whose image cannot be read: it hangs, or it is damaged."""
+
+    fault: str = "hang"
+
+    def __getattribute__(self, name):
+        if name == "image" and object.__getattribute__(self, "fault") == "damaged":
+            raise DataError("the cache entry bad is damaged")
+        if name == "image":
+            time.sleep(60)
+        return object.__getattribute__(self, name)
+
+
+def faulty(fault):
+    good, other = entry("good"), entry("bad", seed=1)
+    bad = Faulty("bad", other.image, other.label, fault=fault)
+    return PatchSampler((good, bad), (good.norm, good.norm), (4, 4, 4), 0.5, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_case_is_one_line(workers):
+    with pytest.raises(DataError) as error:
+        list(islice(TorchLoader(faulty("damaged"), batch=2, workers=workers), 3))
+    assert str(error.value) == "the cache entry bad is damaged"
+
+
+def test_a_case_that_hangs_ends_the_run_with_its_name():
+    loader = TorchLoader(faulty("hang"), batch=2, workers=1, timeout=1.0)
+    start = time.perf_counter()
+    with pytest.raises(RunStopped, match=r"no batch within 1 s.*bad, good"):
+        next(iter(loader))
+    assert time.perf_counter() - start < 30
+
+
+def test_too_little_shared_memory_is_said_before_a_bus_error(monkeypatch):
+    from segspeed.loader import torch_loader
+
+    monkeypatch.setattr(torch_loader.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000})())
+    good = entry("good")
+    sampler = PatchSampler((good,), (good.norm,), (4, 4, 4), 0.5, 0)
+    with pytest.raises(DataError, match="--shm-size"):
+        TorchLoader(sampler, batch=2, workers=1)
+    TorchLoader(sampler, batch=2, workers=0)

@@ -185,25 +185,26 @@ def measure_reading(entries: list[CacheEntry], setting: Setting, repeats: int = 
     entry = entries[0]
     array, label = np.array(entry.image), np.array(entry.label)
     fill = np.zeros(len(array), np.float32)
+    image, mask = np.empty((len(array), *setting.patch), np.float32), np.empty(setting.patch, np.int16)
     rng = np.random.default_rng(0)
     room = np.array(array.shape[1:]) - np.array(setting.patch)
     times: tuple[list[float], list[float], list[float]] = ([], [], [])
     for _ in range(repeats):
         start = tuple(int(v) for v in rng.integers(0, room + 1))
         where = (slice(None), *(slice(a, a + n) for a, n in zip(start, setting.patch, strict=True)))
-        read_patch(entry, start, setting.patch, fill)  # type: ignore[arg-type]
+        read_patch(entry, start, image, mask, fill)  # type: ignore[arg-type]
         for kind in (0, 1):
             begin = time.perf_counter()
             if kind == 0:
-                read_patch(entry, start, setting.patch, fill)  # type: ignore[arg-type]
+                read_patch(entry, start, image, mask, fill)  # type: ignore[arg-type]
             else:
-                np.array(array[where]), np.array(label[where[1:]])
+                image[:], mask[:] = array[where], label[where[1:]]
             times[kind].append(time.perf_counter() - begin)
     for _ in range(5):
         _drop(entry.path / "image.npy")
         start = tuple(int(v) for v in rng.integers(0, room + 1))
         begin = time.perf_counter()
-        read_patch(entry, start, setting.patch, fill)  # type: ignore[arg-type]
+        read_patch(entry, start, image, mask, fill)  # type: ignore[arg-type]
         times[2].append(time.perf_counter() - begin)
     return Reading(*times)
 

@@ -102,7 +102,7 @@ def entry_bytes(path: Path) -> int:
 def _save_image(folder: Path, case_id: str, image: np.ndarray, storage: Storage) -> None:
     if storage.dtype == "float16":
         largest = float(np.abs(image).max())
-        if largest > np.finfo(np.float16).max:
+        if largest > float(np.finfo(np.float16).max):
             raise DataError(f"case {case_id}: values up to {largest:.4g} do not fit float16; use cache.dtype=float32")
         image = image.astype(np.float16)
     if storage.format == "npy":

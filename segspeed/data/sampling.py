@@ -46,9 +46,15 @@ class PatchSampler:
 
     def read(self, index: int) -> tuple[int, np.ndarray, np.ndarray]:
         """Case number, ``image (C, D, H, W)`` in raw intensities and ``label (D, H, W)`` of sample ``index``."""
+        image = np.empty((len(self.norms[0]), *self.patch), dtype=np.float32)
+        label = np.empty(self.patch, dtype=np.int16)
+        return self.read_into(index, image, label), image, label
+
+    def read_into(self, index: int, image: np.ndarray, label: np.ndarray) -> int:
+        """`read` into arrays that are there already, a row of a batch for instance. Returns the case number."""
         number, start = self.draw(index)
-        image, label = read_patch(self.entries[number], start, self.patch, fill=self.norms[number][:, 2])
-        return number, image, label
+        read_patch(self.entries[number], start, image, label, fill=self.norms[number][:, 2])
+        return number
 
 
 def _start_range(shape: Sequence[int], patch: Shape3) -> tuple[np.ndarray, np.ndarray]:
@@ -64,23 +70,21 @@ def _epoch_order(seed: int, cases: int, epoch: int) -> tuple[int, ...]:
 
 
 def read_patch(
-    entry: CacheEntry | ResidentEntry, start: Shape3, patch: Shape3, fill: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """``image (C, *patch)`` float32 and ``label (*patch)`` at ``start``.
+    entry: CacheEntry | ResidentEntry, start: Shape3, image: np.ndarray, label: np.ndarray, fill: np.ndarray
+) -> None:
+    """Fill ``image (C, d, h, w)`` and ``label (d, h, w)`` with the patch at ``start``.
 
     What lies outside the volume is filled as at prediction: the image with ``fill (C,)``, the value that
     normalises to zero, the label with background.
     """
-    source, label = entry.image, entry.label
-    where, there = overlap(start, patch, label.shape)
-    if all(s.stop - s.start == size for s, size in zip(where, patch, strict=True)):
-        return np.array(source[(slice(None),) + where], dtype=np.float32), np.array(label[where])
-    image = np.empty((source.shape[0], *patch), dtype=np.float32)
-    image[:] = fill.reshape(-1, 1, 1, 1)
-    out = np.zeros(patch, dtype=label.dtype)
-    image[(slice(None),) + there] = source[(slice(None),) + where]
-    out[there] = label[where]
-    return image, out
+    source, mask = entry.image, entry.label
+    where, there = overlap(start, label.shape, mask.shape)
+    if any(s.stop - s.start < size for s, size in zip(where, label.shape, strict=True)):
+        image[:] = fill.reshape(-1, 1, 1, 1)
+        label[:] = 0
+    whole = (slice(None),)
+    image[whole + there] = source[whole + where]
+    label[there] = mask[where]
 
 
 def overlap(start: Shape3, patch: Sequence[int], shape: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:

@@ -26,18 +26,9 @@ class PatchDataset(Dataset[Batch]):
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Reads a whole batch into one array, so that no second copy is made to collate it."""
-        images: np.ndarray | None = None
-        labels: np.ndarray | None = None
-        numbers = []
-        for row, index in enumerate(indices):
-            number, image, label = self.sampler.read(index)
-            if images is None or labels is None:
-                images = np.empty((len(indices), *image.shape), dtype=np.float32)
-                labels = np.empty((len(indices), *label.shape), dtype=np.int16)
-            images[row], labels[row] = image, label
-            numbers.append(number)
-        assert images is not None, "an empty batch was asked for"
-        assert labels is not None
+        images = np.empty((len(indices), len(self.sampler.norms[0]), *self.sampler.patch), dtype=np.float32)
+        labels = np.empty((len(indices), *self.sampler.patch), dtype=np.int16)
+        numbers = [self.sampler.read_into(index, images[row], labels[row]) for row, index in enumerate(indices)]
         norm = np.stack([self.sampler.norms[n] for n in numbers])
         return Batch(
             torch.from_numpy(images),

@@ -22,9 +22,12 @@ def test_compressed_and_mapped_patches_are_the_same_to_the_bit(tmp_path, arrays)
     assert (tmp_path / "blosc2" / "image.b2nd").exists()
     fill = np.array([5.0], np.float32)
     for start in ((0, 0, 0), (3, 5, 7), (-2, 10, 15)):
-        for a, b in zip(
-            read_patch(npy, start, (8, 8, 8), fill), read_patch(packed, start, (8, 8, 8), fill), strict=True
-        ):
+        found = []
+        for entry in (npy, packed):
+            image, label = np.empty((1, 8, 8, 8), np.float32), np.empty((8, 8, 8), np.int16)
+            read_patch(entry, start, image, label, fill)
+            found.append((image, label))
+        for a, b in zip(*found, strict=True):
             np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(np.array(packed.image[:]), arrays.image)
 

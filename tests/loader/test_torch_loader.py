@@ -79,7 +79,8 @@ def test_patches_have_their_size_and_the_volumes_voxels(shape, patch, index):
     e = Entry("a", image, np.ones(shape, np.uint8))
     s = sampler([e], patch=patch, foreground=0.5)
     _, start = s.draw(index)
-    got, label = read_patch(e, start, patch, fill=np.zeros(1, np.float32))
+    got, label = np.full((1, *patch), 9, np.float32), np.full(patch, 9, np.int16)
+    read_patch(e, start, got, label, fill=np.zeros(1, np.float32))
     assert got.shape == (1, *patch)
     assert label.shape == patch
     covered = [min(a, b) for a, b in zip(shape, patch, strict=True)]

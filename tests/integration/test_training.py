@@ -101,7 +101,9 @@ def interrupt_at(monkeypatch, step):
 
 
 @pytest.mark.parametrize(
-    "extra", [(), ("train.accumulate=2", "optimizer=sgd", "model.dropout=0.1")], ids=["adamw", "sgd"]
+    "extra",
+    [(), ("train.accumulate=2", "optimizer=sgd", "model.dropout=0.1"), ("loader=dali",)],
+    ids=["adamw", "sgd", "dali"],
 )
 def test_stopped_and_resumed_is_uninterrupted_to_the_bit(tiny, monkeypatch, extra):
     whole = tiny("train.steps=6", "run.name=whole", "train.ema=0.9", *extra)

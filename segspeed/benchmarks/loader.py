@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 
 from segspeed.benchmarks.contenders import CONTENDERS
 from segspeed.config import AugmentConfig
@@ -127,6 +128,7 @@ def _serve(pipe: Connection, name: str, paths: list[Path], setting: Setting, con
     try:
         entries = tuple(CacheEntry(p) for p in paths)
         sampler = PatchSampler(entries, tuple(e.norm for e in entries), setting.patch, 0.5, 0)
+        torch.set_num_threads(1)  # waiting threads of torch spin, which would count as work
         next_batch = CONTENDERS[name](sampler, config, setting.patch, setting.batch, setting.workers)
         next_batch()
         count = -(-setting.patches // setting.batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def read_dataset_json(root: Path, layout: str) -> Mapping[str, Any]:
         )
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(found, Mapping):
         raise DataError(f"{path} must hold a JSON object")
@@ -72,6 +73,12 @@ def class_values(labels: Any, whence: str) -> dict[str, tuple[int, ...]]:
             raise DataError(f"{whence}: {key!r}: {value!r} joins no class name to whole numbers")
         if name == "ignore":
             raise DataError(f"{whence} declares an ignore label, which segspeed does not train with yet")
+        if isinstance(value, str) and _integers(key) and _integers(value):
+            raise DataError(
+                f"{whence}: {key!r}: {value!r} could mean either way round; give the class a name with letters"
+            )
+        if 0 in numbers and len(numbers) > 1:
+            raise DataError(f"{whence}: {name} names 0 among its values, which is the background")
         if 0 in numbers:
             continue  # the background, whatever it is called
         found[name] = (*found.get(name, ()), *numbers)
@@ -93,13 +100,9 @@ def _integers(value: Any) -> tuple[int, ...] | None:
     items = value if isinstance(value, (list, tuple)) else [value]
     out = []
     for item in items:
-        try:
-            number = float(item)
-        except (TypeError, ValueError):
+        if isinstance(item, bool) or not re.fullmatch(r"\s*-?\d+(\.0*)?\s*", str(item)):
             return None
-        if isinstance(item, bool) or number != int(number):
-            return None
-        out.append(int(number))
+        out.append(int(float(item)))
     return tuple(out)
 
 

@@ -39,6 +39,10 @@ def _case(folder: Path, pair: Any) -> Case:
 
 
 def _channels(modality: Any) -> tuple[str, ...]:
+    if isinstance(modality, str):
+        modality = [modality]
+    if isinstance(modality, list):
+        modality = dict(enumerate(modality))
     if isinstance(modality, Mapping) and modality:
         names = tuple(str(modality[k]) for k in sorted(modality, key=lambda k: (len(str(k)), str(k))))
         if len(names) > 1:

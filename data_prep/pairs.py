@@ -50,6 +50,9 @@ def pairs(
         here = base or Path.cwd()
         cases = _from_globs(here, images, labels)
         name, folder = here.name or "pairs", here
+    selves = [c.id for c in cases if c.label in c.images]
+    if selves:
+        raise DataError(f"image and label are the same file in {len(selves)} cases: {some(selves)}")
     width = len(cases[0].images)
     if channels is not None and len(channels) != width:
         raise DataError(f"data.channels names {len(channels)} channels, but a case has {width} image files")
@@ -73,6 +76,9 @@ def _from_csv(table: Path, base: Path) -> tuple[Case, ...]:
     header = [h.strip() for h in (rows[0] if rows else {}) if isinstance(h, str)]
     numbered = sorted((h for h in header if re.fullmatch(r"image_\d+", h)), key=lambda h: int(h[6:]))
     unknown = [h for h in header if h not in COLUMNS and h not in numbered]
+    doubled = sorted({h for h in first.strip().split(delimiter) if h and first.strip().split(delimiter).count(h) > 1})
+    if doubled:
+        raise DataError(f"{table}: columns given twice: {', '.join(doubled)}")
     columns = numbered or ["image"]
     if not rows or columns[0] not in header:
         raise DataError(
@@ -84,6 +90,9 @@ def _from_csv(table: Path, base: Path) -> tuple[Case, ...]:
     problems, cases = [], []
     for line, row in enumerate(rows, start=2):
         cells = {k.strip(): (v or "").strip() for k, v in row.items() if isinstance(k, str)}
+        if None in row:
+            problems.append(f"line {line}: more cells than the header has columns")
+            continue
         missing = [c for c in columns if not cells.get(c)]
         if missing:
             problems.append(f"line {line}: empty {', '.join(missing)}")

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,15 @@ from segspeed.speed.cpus import available_cpus, loader_workers
 from segspeed.speed.ema import WeightAverage
 from segspeed.speed.precision import Precision
 from segspeed.speed.schedule import BudgetHorizon, Horizon, StepHorizon, learning_rate_factor
-from segspeed.types import Batch, Cohort, DataError, Plan
+from segspeed.types import Batch, Cohort, DataError, Plan, SettingError
 
 
 def make(component: Component, /, *args: Any, **supplied: Any) -> Any:
     """Build the object a component names. Of ``supplied``, only what its signature knows and the user left open."""
-    accepted = inspect.signature(get_object(component.target)).parameters
+    try:
+        accepted = inspect.signature(get_object(component.target)).parameters
+    except ValueError:  # a builtin that tells nothing about itself gets nothing but the user's own keys
+        accepted = MappingProxyType({})
     anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     given = component.kwargs
     own = set(type(component).model_fields) - {"target"}
@@ -42,13 +46,13 @@ def make(component: Component, /, *args: Any, **supplied: Any) -> Any:
     try:
         factory = instantiate({"_target_": component.target, "_convert_": "all", "_partial_": True, **given})
     except InstantiationException as error:
-        raise DataError(f"{component.target}: {error.__cause__ or error}") from error
+        raise SettingError(f"{component.target}: {error.__cause__ or error}") from error
     try:
         return factory(*args, **wanted)
     except DataError:
         raise
     except (ValueError, TypeError) as error:
-        raise DataError(f"{component.target}: {error}") from error
+        raise SettingError(f"{component.target}: {error}") from error
 
 
 def cohort_from(cfg: Config) -> Cohort:
@@ -58,11 +62,11 @@ def cohort_from(cfg: Config) -> Cohort:
     """
     cohort = make(cfg.data)
     if not isinstance(cohort, Cohort):
-        raise DataError(f"{cfg.data.target} returned {type(cohort).__name__}; a data source returns a Cohort")
+        raise SettingError(f"{cfg.data.target} returned {type(cohort).__name__}; a data source returns a Cohort")
     ids = {c.id for c in cohort.cases}
     unknown = [i for i in cfg.data.exclude if i not in ids]
     if unknown:
-        raise DataError(f"data.exclude names cases the cohort does not have: {', '.join(unknown)}")
+        raise SettingError(f"data.exclude names cases the cohort does not have: {', '.join(unknown)}")
     swap_pairs(cfg.data, cohort)
     kept = tuple(c for c in cohort.cases if c.id not in set(cfg.data.exclude))
     if not kept:
@@ -75,7 +79,11 @@ def swap_pairs(data: DataConfig, cohort: Cohort) -> list[tuple[int, int]]:
     names = cohort.class_names
     unknown = [n for pair in data.swap_on_flip for n in pair if n not in names]
     if unknown:
-        raise DataError(f"data.swap_on_flip names unknown classes: {', '.join(unknown)}; known: {', '.join(names)}")
+        raise SettingError(f"data.swap_on_flip names unknown classes: {', '.join(unknown)}; known: {', '.join(names)}")
+    named = [n for pair in data.swap_on_flip for n in pair]
+    twice = sorted({n for n in named if named.count(n) > 1})
+    if twice:
+        raise SettingError(f"data.swap_on_flip names {', '.join(twice)} more than once; each class has one partner")
     return [(names.index(a) + 1, names.index(b) + 1) for a, b in data.swap_on_flip]
 
 
@@ -85,7 +93,9 @@ def device_from(cfg: Config) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise DataError(f"device={cfg.device}, but torch sees no CUDA device; use device=cpu or device=auto")
+        raise SettingError(f"device={cfg.device}, but torch sees no CUDA device; use device=cpu or device=auto")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise SettingError("device=mps, but torch sees no Apple GPU; use device=cpu or device=auto")
     torch.set_num_threads(available_cpus() if cfg.threads == "auto" else int(cfg.threads))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.use_deterministic_algorithms(cfg.train.deterministic)
@@ -109,7 +119,7 @@ def network_from(cfg: Config, plan: Plan, cohort: Cohort, precision: Precision) 
         out_channels=len(cohort.class_names) + 1,
     )
     if not isinstance(model, nn.Module):
-        raise DataError(f"{cfg.model.target} returned {type(model).__name__}; a model is a torch.nn.Module")
+        raise SettingError(f"{cfg.model.target} returned {type(model).__name__}; a model is a torch.nn.Module")
     model = model.to(precision.device)
     if channels_last(cfg, precision.name):
         model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
@@ -120,10 +130,17 @@ def network_from(cfg: Config, plan: Plan, cohort: Cohort, precision: Precision) 
 
 
 def learner_from(cfg: Config, model: nn.Module, precision: Precision) -> Learner:
+    optimizer, loss = make(cfg.optimizer, params=list(model.parameters())), make(cfg.loss)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise SettingError(
+            f"{cfg.optimizer.target} returned {type(optimizer).__name__}; it is no torch.optim.Optimizer"
+        )
+    if not callable(loss):
+        raise SettingError(f"{cfg.loss.target} returned {type(loss).__name__}; a loss is called with (logits, label)")
     return Learner(
         model=model,
-        loss=make(cfg.loss),
-        optimizer=make(cfg.optimizer, params=list(model.parameters())),
+        loss=loss,
+        optimizer=optimizer,
         precision=precision,
         schedule=schedule_from(cfg),
         clip=cfg.train.clip,

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from segspeed.config import Config
 from segspeed.speed.signals import leave
-from segspeed.types import DataError, RunStopped
+from segspeed.types import DataError, RunStopped, SettingError
 from segspeed.validate import (
     SettingsError,
     check_targets,
@@ -92,6 +92,9 @@ def _through_hydra(main: Callable[[Config], int]) -> int:
             return  # a later job of a sweep whose settings are as wrong, or that somebody stopped
         try:
             codes.append(main(_settings(composed)))
+        except SettingError as error:
+            _tell(f"Settings: {error}")
+            codes.append(REFUSED)
         except DataError as error:
             _tell(f"Error: {error}")
             codes.append(FAILED)  # another job of a sweep may have other data
@@ -175,6 +178,9 @@ def _override(text: str, problems: list[str], sweeping: bool) -> tuple[str, Any,
         return key, value, text
     known = {k.path for k in keys()}
     inside = any(k.startswith(f"{key}.") for k in known)  # a whole section or group
+    if isinstance(parsed.value(), (int, float)) and not isinstance(parsed.value(), bool) and key in _text_keys():
+        bare = text.partition("=")[2].strip()  # 2026_01_02 is a name, not the number 20260102
+        return key, bare, f'{key}="{bare}"'
     if key in known or inside:
         return key, parsed.value(), text.lstrip("+")
     if is_open(section) and "." in key:
@@ -206,6 +212,10 @@ def _quoted(text: str, what: str) -> str:
 def _groups() -> list[str]:
     folder = config_folder()
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name != "hydra")
+
+
+def _text_keys() -> set[str]:
+    return {k.path for k in keys() if k.type.split(" or ")[0] == "text"}
 
 
 def _choices(group: str) -> list[str]:

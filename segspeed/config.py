@@ -8,9 +8,17 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from segspeed.types import Shape3, Triple
+from segspeed.types import Shape3
 
 
 def parse_duration(value: Any) -> Any:
@@ -26,19 +34,35 @@ def parse_duration(value: Any) -> Any:
 
 Seconds = Annotated[float, BeforeValidator(parse_duration)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Millimetres = Annotated[float, Field(ge=0.001, le=1000.0)]
+Processes = Annotated[int, Field(ge=0, le=1024)]
 Range = tuple[float, float]
 
 
-class Strict(BaseModel):
+class Section(BaseModel):
+    """What all sections share: frozen, no infinities, and true is not the number 1."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True, coerce_numbers_to_str=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields.get(info.field_name or "")
+        if isinstance(value, bool) and field is not None and "bool" not in str(field.annotation):
+            raise ValueError("true and false have no meaning here")
+        return value
+
+
+class Strict(Section):
     """A section in which every key must be known."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, coerce_numbers_to_str=True)
+    model_config = ConfigDict(extra="forbid")
 
 
-class Component(BaseModel):
+class Component(Section):
     """An object named by ``_target_``; the other keys are its keyword arguments (checked against its signature)."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True, coerce_numbers_to_str=True)
+    model_config = ConfigDict(extra="allow")
     target: str = Field(alias="_target_", description="importable name of the class or function")
 
     @property
@@ -52,7 +76,7 @@ class DataConfig(Component):
     name: str | None = Field(None, description="cohort name; the source's own if empty")
     fold: int = Field(0, ge=0, description="which fold is validated")
     folds: int = Field(5, ge=2, description="folds drawn by patient, unless a split is given")
-    split_seed: int = Field(0, description="seed of the drawn folds")
+    split_seed: int = Field(0, ge=0, description="seed of the drawn folds")
     splits: str = Field(
         "auto", description="auto: splits.json or splits_final.json beside the data if there; draw; or a file"
     )
@@ -66,7 +90,9 @@ class DataConfig(Component):
 class PlanConfig(Strict):
     """Values of the Plan set by hand; ``auto`` leaves them to the rule."""
 
-    spacing: Literal["auto"] | Triple = Field("auto", description="mm, (D, H, W) of the canonical grid")
+    spacing: Literal["auto"] | tuple[Millimetres, Millimetres, Millimetres] = Field(
+        "auto", description="mm, (D, H, W) of the canonical grid"
+    )
     patch: Literal["auto"] | Shape3 = Field("auto", description="voxels, (D, H, W)")
     batch: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="patches a micro-batch")
     features: Literal["auto"] | tuple[Annotated[int, Field(ge=1)], ...] = Field(
@@ -79,7 +105,9 @@ class PlanConfig(Strict):
 
 class CacheConfig(Strict):
     root: str | None = Field(None, description="folder of the preprocessed volumes; <run.root>/cache if empty")
-    workers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="processes that build it")
+    workers: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field(
+        "auto", description="processes that build it"
+    )
     format: Literal["npy", "blosc2"] = Field("npy", description="npy: memory-mapped; blosc2: compressed in chunks")
     dtype: Literal["float32", "float16"] = Field("float32", description="of the images; float16 halves them")
     resident: Literal["auto", "disk", "ram", "device"] = Field(
@@ -96,7 +124,7 @@ class CacheConfig(Strict):
 class LoaderConfig(Component):
     """Patches into batches."""
 
-    workers: Literal["auto"] | Annotated[int, Field(ge=0)] = Field("auto", description="processes that read patches")
+    workers: Literal["auto"] | Processes = Field("auto", description="processes that read patches")
     prefetch: int = Field(4, ge=1, description="batches a worker keeps ready")
     pin_memory: Literal["auto"] | bool = Field("auto", description="page-locked batches; auto: on CUDA")
     timeout: Annotated[Seconds, Field(gt=0)] = Field(60.0, description="without a batch for so long, the run stops")
@@ -227,9 +255,12 @@ class RunConfig(Strict):
     @model_validator(mode="after")
     def _plain_name(self) -> RunConfig:
         if self.name is not None and (
-            not self.name.strip() or re.search(r"[\\/\0]", self.name) or self.name in (".", "..")
+            not self.name.strip()
+            or re.search(r"[\\/\0]", self.name)
+            or self.name in (".", "..")
+            or len(self.name.encode()) > 200
         ):
-            raise ValueError(f"run.name={self.name!r} must be a plain folder name")
+            raise ValueError(f"run.name={self.name[:80]!r} must be a plain folder name of at most 200 bytes")
         return self
 
 
@@ -272,7 +303,7 @@ class Config(Strict):
     compile: bool = Field(False, description="torch.compile the network")
     channels_last: Literal["auto"] | bool = Field("auto", description="auto: with half precision")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:1, mps")
-    threads: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field(
         "auto", description="CPU threads of the main process"
     )
     resume: Literal["auto", "never"] = Field("auto", description="never: refuse a run folder that exists")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -16,7 +16,7 @@ from segspeed.speed.ema import WeightAverage
 from segspeed.speed.meter import StepMeter
 from segspeed.speed.precision import Precision
 from segspeed.speed.schedule import Horizon
-from segspeed.types import Batch
+from segspeed.types import Batch, SettingError
 
 
 @dataclass
@@ -91,6 +91,19 @@ class Step:
     batches: tuple[Batch, ...]  # as they came from the loader
 
 
+def micro_batches(loader: Iterable[Batch], accumulate: int) -> Iterator[tuple[Batch, ...]]:
+    """``accumulate`` batches of ``loader`` at a time, and again from its beginning when it ends; what is left at its end
+    makes a smaller step. Raises SettingError where it gives none."""
+    while True:
+        batches = iter(loader)
+        micro = tuple(islice(batches, accumulate))
+        if not micro:
+            raise SettingError("the loader gives no batches (or cannot begin again after its end)")
+        while micro:
+            yield micro
+            micro = tuple(islice(batches, accumulate))
+
+
 def fit(
     learner: Learner,
     loader: Iterable[Batch],
@@ -106,15 +119,13 @@ def fit(
     ``after_step`` records, evaluates and saves; what it takes counts into ``progress.elapsed``. It may raise
     `segspeed.types.RunStopped` to end the run early.
     """
-    batches = iter(loader)
+    steps = micro_batches(loader, accumulate)
     mark = time.perf_counter()
     while not horizon.done(progress.step, progress.elapsed):
         started = time.perf_counter()
-        micro = tuple(islice(batches, accumulate))
+        micro = next(steps)
         waited = time.perf_counter() - started
         learner.meter.add("waiting", waited)
-        if not micro:
-            break
         samples = sum(len(b.cases) for b in micro)
         rate = learner.set_rate(horizon.progress(progress.step, progress.elapsed))
         loss, norm = learner.update(map(stage, micro), samples)

@@ -55,6 +55,7 @@ def train_in(
         name, reason = (frozen[0], "as the run began") if frozen else choose_precision(cfg.precision, device)
         precision = Precision(name, device)
         write_start(folder, cfg, prepared, name)
+        same_data(folder, prepared)
         record = RunRecord(folder.record)
         model = build.network_from(cfg, prepared.plan, cohort, precision)
         learner = build.learner_from(cfg, model, precision)
@@ -114,8 +115,42 @@ def write_start(folder: RunFolder, cfg: Config, prepared: Prepared, precision: s
     write_json(folder.path / "cohort.json", prepared.cohort)
     write_json(folder.path / "fingerprint.json", prepared.fingerprint)
     write_json(folder.path / "split.json", prepared.split)
+    write_json(folder.path / "data.json", data_of(prepared))
     settings = {"config": cfg.model_dump(mode="json", by_alias=True), "precision": precision}
     write_json(folder.config, settings)
+
+
+def data_of(prepared: Prepared) -> dict[str, Any]:
+    """What the weights of a run depend on beside the settings: classes, channels, the split, every case's files."""
+    cohort, split = prepared.cohort, prepared.split
+    return {
+        "classes": {name: list(values) for name, values in cohort.labels.items()},
+        "channels": list(cohort.channels),
+        "train": {i: prepared.facts[i].digest for i in split.train},
+        "val": {i: prepared.facts[i].digest for i in split.val},
+    }
+
+
+def same_data(folder: RunFolder, prepared: Prepared) -> None:
+    """Refuse to go on with other data: a case that changed sides would be judged after it was trained on."""
+    path = folder.path / "data.json"
+    try:
+        began = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be read, so the run cannot be resumed safely; choose another run.name"
+        ) from error
+    now = data_of(prepared)
+    changed = [key for key in ("classes", "channels") if list(began[key]) != list(now[key]) or began[key] != now[key]]
+    for side in ("train", "val"):
+        ids = sorted(i for i in {*began[side], *now[side]} if began[side].get(i) != now[side].get(i))
+        changed += [f"{side} case {i}" for i in ids]
+    if changed:
+        listed = ", ".join(changed[:10]) + (" ..." if len(changed) > 10 else "")
+        raise DataError(
+            f"the data is not what {folder.path} began with ({listed}). Bring it back to go on with this run, "
+            "or choose another run.name"
+        )
 
 
 def announce(prepared: Prepared, precision: Precision, reason: str, learner: Learner, folder: RunFolder) -> None:

@@ -26,6 +26,10 @@ class DataError(ValueError):
     """The user's data or settings are wrong; the text says which case, which file, what, and what to do."""
 
 
+class SettingError(DataError):
+    """A setting that turns out wrong once the data or the machine is known; commands end with 2 as for other settings."""
+
+
 class RunStopped(RuntimeError):
     """A run ended before its end on purpose (signal, fault); what was earned is saved. ``exit_code`` is the command's:
     128 plus the signal's number, or 1."""

@@ -6,7 +6,7 @@ import torch
 
 from segspeed import build
 from segspeed.config import Component
-from segspeed.types import Case, ChannelNorm, Cohort, DataError, Plan
+from segspeed.types import Case, ChannelNorm, Cohort, DataError, Plan, SettingError
 
 
 def component(target, **keys):
@@ -122,3 +122,23 @@ def test_weights_are_those_of_the_seed(settings):
     first = lambda m: next(m.parameters())  # noqa: E731
     assert torch.equal(first(a), first(b))
     assert not torch.equal(first(a), first(c))
+
+
+def test_a_class_has_one_partner(settings):
+    cohort = Cohort("c", (Case("a", ()),), {"l": (1,), "r": (2,), "m": (3,)}, ("MRI",))
+    data = settings("data=msd", "data.root=x", "data.swap_on_flip=[[l,r],[r,l]]").data
+    with pytest.raises(SettingError, match="l, r more than once"):
+        build.swap_pairs(data, cohort)
+
+
+@pytest.mark.parametrize(
+    ("section", "target", "text"),
+    [("optimizer", "builtins.dict", "no torch.optim"), ("loss", "builtins.dict", "is called with")],
+)
+def test_an_object_of_the_wrong_kind_is_named(settings, section, target, text):
+    from segspeed.speed.precision import Precision
+
+    cfg = settings()
+    cfg = cfg.model_copy(update={section: component(target)})
+    with pytest.raises(SettingError, match=text):
+        build.learner_from(cfg, torch.nn.Linear(1, 1), Precision("fp32", torch.device("cpu")))

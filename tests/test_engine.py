@@ -69,7 +69,7 @@ def test_a_loader_that_ends_loses_no_remainder():
     seen = []
     lr = learner()
     fit(
-        lr, [batch(i, 1) for i in range(10)], lambda b: b, StepHorizon(100), Progress(), accumulate=4,
+        lr, [batch(i, 1) for i in range(10)], lambda b: b, StepHorizon(3), Progress(), accumulate=4,
         after_step=lambda s: seen.append((s.number, s.samples)),
     )  # fmt: skip
     assert seen == [(1, 4), (2, 4), (3, 2)]
@@ -109,3 +109,14 @@ def test_a_stop_between_steps_ends_the_loop():
     with pytest.raises(RunStopped):
         fit(learner(), [batch(i, 1) for i in range(9)], lambda b: b, StepHorizon(9), progress, after_step=stop)
     assert progress.step == 2
+
+
+def test_a_finite_loader_begins_again_and_an_empty_one_is_refused():
+    from itertools import islice
+
+    from segspeed.engine import micro_batches
+    from segspeed.types import SettingError
+
+    assert list(islice(micro_batches([1, 2, 3], 2), 3)) == [(1, 2), (3,), (1, 2)]
+    with pytest.raises(SettingError, match="no batches"):
+        next(micro_batches([], 2))

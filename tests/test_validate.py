@@ -225,3 +225,19 @@ def test_the_schema_is_frozen_and_strict(settings):
     assert isinstance(cfg, Config)
     with pytest.raises(ValueError, match="frozen"):
         cfg.seed = 3
+
+
+@pytest.mark.parametrize("name", ["2026_01_02", "1e3", "0x10", "007"])
+def test_a_name_of_digits_stays_as_it_was_typed(settings, name):
+    assert settings(f"run.name={name}").run.name == name
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["seed=true", "threads=true", "plan.batch=true", "train.budget=inf", "data.tolerance_mm=nan", "plan.spacing=[inf,1,1]",
+     "augment.scale.range=[0.7,nan]", "data.split_seed=-1", "threads=1000000", "loader.workers=1000000",
+     "run.name=" + "a" * 300],
+)  # fmt: skip
+def test_values_that_no_run_can_have(settings, override):
+    key = override.split("=")[0].split(".")[-1]
+    assert key in " ".join(problems(settings, override))

@@ -164,7 +164,10 @@ class CacheEntry:
     @property
     def label(self) -> np.ndarray:
         """``(D, H, W)`` class indices on the planned grid, memory-mapped."""
-        return _mapped(self.path / "label.npy")
+        label = _mapped(self.path / "label.npy")
+        if list(label.shape) != self.about["image_shape"][1:]:
+            raise _damaged(self.path, f"label.npy has shape {label.shape}")
+        return label
 
     @property
     def native_label(self) -> np.ndarray:

@@ -64,7 +64,7 @@ def stamp(files: Sequence[Path]) -> str | None:
     for path in files:
         try:
             info = path.stat()
-        except OSError:
+        except (OSError, ValueError):  # ValueError: no file can have that name
             return None
         parts.append(f"{path.resolve()}|{info.st_size}|{info.st_mtime_ns}")
     return hash_text("\n".join(parts))

@@ -21,7 +21,9 @@ from nibabel.spatialimages import HeaderDataError
 from segspeed.types import DataError, Geometry, Shape3, Triple
 
 _RAS = axcodes2ornt(("R", "A", "S"))
-UNREADABLE = (OSError, EOFError, ImageFileError, zlib.error, ValueError)
+UNREADABLE = (
+    OSError, EOFError, ImageFileError, HeaderDataError, zlib.error, ValueError, OverflowError, MemoryError
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,20 @@ def read_volume(path: Path, *, scaled: bool = True) -> Volume:
     ``scaled`` gives float32 with slope and intercept applied; without it float64 (labels, see
     `segspeed.data.labels`). Raises VolumeError with what is wrong and what to do.
     """
+    try:
+        return _read(path, scaled)
+    except VolumeError:
+        raise
+    except UNREADABLE as error:  # a damaged header shows in as many places as it has fields
+        raise VolumeError("unreadable", _why(path, error)) from error
+
+
+def _read(path: Path, scaled: bool) -> Volume:
     if path.is_dir():
         raise VolumeError("missing-file", f"{path.name} is a folder, not a file")
     if not path.is_file():
         raise VolumeError("missing-file", f"the file does not exist: {path.name}")
-    try:
-        image = nib.load(path)
-    except UNREADABLE as error:
-        raise VolumeError("unreadable", _why(path, error)) from error
+    image = nib.load(path)
     shape = tuple(int(n) for n in image.shape)
     notes = []
     spatial: Shape3 = shape[:3]  # type: ignore[assignment]
@@ -115,10 +123,7 @@ def read_volume(path: Path, *, scaled: bool = True) -> Volume:
         raise VolumeError("bad-affine", "the affine in the header holds NaN or infinity; the file has lost its place")
     if (lengths <= 0).any():
         raise VolumeError("bad-affine", f"voxel sizes {lengths.tolist()} mm in the header: they must be positive")
-    try:
-        raw = np.asanyarray(image.dataobj)
-    except UNREADABLE as error:
-        raise VolumeError("unreadable", _why(path, error)) from error
+    raw = np.asanyarray(image.dataobj)
     array = raw.reshape(spatial).astype(np.float32 if scaled else np.float64, copy=False)
     notes += _header_notes(image.header, affine, spatial)
     ornt = io_orientation(affine)
@@ -147,6 +152,10 @@ def corner_distance_mm(affine_a: np.ndarray, shape_a: Shape3, affine_b: np.ndarr
 
 
 def _why(path: Path, error: BaseException) -> str:
+    if isinstance(error, PermissionError):
+        return "cannot be read: permission denied"
+    if isinstance(error, MemoryError):
+        return "asks for more memory than there is; its header is damaged, or the volume is too large"
     if path.name.lower().endswith(".gz") and path.stat().st_size >= 2:
         with open(path, "rb") as file:
             if file.read(2) != b"\x1f\x8b":

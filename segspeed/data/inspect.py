@@ -85,7 +85,10 @@ def case_digest(case: Case) -> str:
     """SHA-256 over the digests of the case's files; a missing file counts as such."""
     total = hashlib.sha256()
     for path in (*case.images, *([case.label] if case.label else [])):
-        total.update((hash_file(path) if path.is_file() else "missing").encode())
+        try:
+            total.update((hash_file(path) if path.is_file() else "missing").encode())
+        except OSError:
+            total.update(b"unreadable")  # reported with its reason when the volume was read
     return total.hexdigest()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from segspeed.config import PlanConfig
-from segspeed.types import ChannelNorm, DataError, Fingerprint, Plan, Shape3, Triple
+from segspeed.types import ChannelNorm, DataError, Fingerprint, Plan, SettingError, Shape3, Triple
 
 COARSE_RATIO = 3.0  # an axis this many times coarser than the others is anisotropic
 MIN_FEATURE_MAP = 4  # voxels; an axis is not halved below this
@@ -72,8 +72,6 @@ def _spacing(fp: Fingerprint, overrides: PlanConfig, why: dict[str, str]) -> tup
         target[coarse] = max(float(np.percentile(all_spacings[:, coarse], 10)), float(target[others].max()))
         why["spacing"] += f"; axis {'DHW'[coarse]} is {COARSE_RATIO:g} times coarser and takes its 10th percentile"
     if overrides.spacing != "auto":
-        if min(overrides.spacing) <= 0:
-            raise DataError(f"plan.spacing={list(overrides.spacing)} must be positive, in mm")
         why["spacing"] = "set by hand"
         target = np.array(overrides.spacing)
     d, h, w = (float(round(v, 6)) for v in target)
@@ -109,7 +107,7 @@ def _patch_and_levels(
         wrong = wanted.astype(int) % divisor
         if wrong.any():
             near = [max(int(d), int(round(n / d) * d)) for n, d in zip(wanted, divisor, strict=True)]
-            raise DataError(
+            raise SettingError(
                 f"plan.patch={[int(v) for v in wanted]} is not a multiple of the strides {divisor.tolist()}; "
                 f"nearest: [{','.join(map(str, near))}]"
             )
@@ -153,7 +151,7 @@ def _shape(values: np.ndarray) -> Shape3:
 def _features(levels: int, kind: str, overrides: PlanConfig, why: dict[str, str]) -> tuple[int, ...]:
     if overrides.features != "auto":
         if len(overrides.features) != levels:
-            raise DataError(
+            raise SettingError(
                 f"plan.features has {len(overrides.features)} values, but the patch gives {levels} levels; "
                 "give one number of channels a level, finest first"
             )
@@ -186,7 +184,7 @@ def _normalisation(
     if overrides.normalisation != "auto":
         names = tuple(overrides.normalisation)
         if len(names) != len(channels):
-            raise DataError(f"plan.normalisation has {len(names)} values for {len(channels)} channels")
+            raise SettingError(f"plan.normalisation has {len(names)} values for {len(channels)} channels")
         why["normalisation"] = "set by hand"
     else:
         names = tuple("ct" if re.match(r"(?i)^ct\b|^ct$", c) else "zscore" for c in channels)
@@ -199,6 +197,8 @@ def _normalisation(
         if name != "ct":
             constants.append(None)
             continue
+        if not stats:
+            raise DataError("every training image is constant, so there are no intensities to normalise by")
         std = stats["std"] if stats["std"] > 1e-8 else 1.0
         constants.append(ChannelNorm(stats["percentile_00_5"], stats["percentile_99_5"], stats["mean"], std))
     return names, tuple(constants)

@@ -38,14 +38,16 @@ def draw_splits(cases: Sequence[Case], folds: int, seed: int) -> tuple[Split, ..
 def read_splits(path: Path) -> tuple[Split, ...]:
     """A JSON list of {"train": [ids], "val": [ids]} (nnU-Net's splits_final.json). Raises DataError."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+        if any(not isinstance(s[side], list) for s in found for side in ("train", "val")):
+            raise ValueError("train and val must be lists")
         splits = tuple(Split(tuple(map(str, s["train"])), tuple(map(str, s["val"]))) for s in found)
         if not splits:
             raise ValueError("an empty list")
         return splits
     except OSError as error:
         raise DataError(f"the split file {path} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(
             f'{path} is no split file; it must be a JSON list of {{"train": [case ids], "val": [case ids]}}'
         ) from error

@@ -16,7 +16,7 @@ from monai.networks.nets.segresnet_ds import SegResBlock
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from segspeed.types import DataError
+from segspeed.types import SettingError
 
 # The outermost of these is recomputed as one: a U-Net's blocks a level, where nearly all activations live.
 BLOCKS: tuple[type[nn.Module], ...] = (UnetBasicBlock, UnetResBlock, UnetUpBlock, ResBlock, SegResBlock)
@@ -55,10 +55,10 @@ def apply_checkpointing(model: nn.Module, choice: str | Sequence[str]) -> list[s
     if unknown:
         near = {n: get_close_matches(n, list(known), 1) for n in unknown}
         hints = ", ".join(f"{n} (nearest: {c[0]})" if c else n for n, c in near.items())
-        raise DataError(f"memory.checkpointing names modules this network does not have: {hints}")
+        raise SettingError(f"memory.checkpointing names modules this network does not have: {hints}")
     passive = [n for n in names if isinstance(known[n], (nn.ModuleList, nn.ModuleDict))]
     if passive:
-        raise DataError(
+        raise SettingError(
             f"memory.checkpointing names containers, which are never called: {', '.join(passive)}; name their items"
         )
     for name in names:

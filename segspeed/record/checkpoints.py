@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,19 @@ from segspeed.types import RunStopped
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 
 
-def save_atomic(state: Any, path: Path) -> None:
-    """Write to a temporary file, sync it, then rename: a kill or a full disk leaves the old file as it was."""
+def save_atomic(state: Any, path: Path, *, keep: Path | None = None) -> None:
+    """Write to a temporary file, sync it, then rename: a kill or a full disk leaves the old file as it was.
+
+    ``keep`` is where the old file goes, unless it is damaged. Raises RunStopped when the disk does not take it.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
+        if keep is not None and path.exists() and _readable(path):
+            os.replace(path, keep)
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
         raise RunStopped(
@@ -32,14 +38,13 @@ def save_atomic(state: Any, path: Path) -> None:
 
 def save_last(state: Any, folder: Path) -> Path:
     """Save ``last.pt``; the one before stays as ``previous.pt``."""
-    last = folder / LAST
-    if last.exists():
-        previous = folder / f".{PREVIOUS}.tmp"
-        previous.unlink(missing_ok=True)
-        os.link(last, previous)
-        os.replace(previous, folder / PREVIOUS)
-    save_atomic(state, last)
-    return last
+    save_atomic(state, folder / LAST, keep=folder / PREVIOUS)
+    return folder / LAST
+
+
+def _readable(path: Path) -> bool:
+    """Whether a checkpoint's archive is whole; a damaged one must not push out the good one before it."""
+    return zipfile.is_zipfile(path)
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -51,14 +56,25 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 
 
 def load_last(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """The newest readable checkpoint of a run (None if there is none), and what was wrong with newer ones."""
+    """The newest readable checkpoint of a run (None if it has none), and what was wrong with newer ones.
+
+    Raises RunStopped when there are checkpoints and none can be read: to begin anew would throw the run away.
+    """
     notes: list[str] = []
     for name in (LAST, PREVIOUS):
         path = folder / name
         if not path.exists():
             continue
         try:
-            return load_checkpoint(path), notes
+            state = load_checkpoint(path)
+            if "model" not in state:
+                raise ValueError("it holds no weights")
+            return state, notes
         except Exception as error:  # a damaged archive fails in many ways; each is reported, none is hidden
             notes.append(f"{name} cannot be read ({type(error).__name__}: {str(error).splitlines()[0][:120]})")
+    if notes:
+        raise RunStopped(
+            f"no checkpoint of {folder} can be read: {'; '.join(notes)}. Bring one back from a copy, or choose another "
+            "run.name to begin anew"
+        )
     return None, notes

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,20 @@ class RunFolder:
 
 
 def choose_folder(root: str | Path, cohort: str, name: str | None) -> RunFolder:
-    """``<root>/<cohort>/<name>``; without a name the date and time, made unique."""
+    """``<root>/<cohort>/<name>``; without a name the date and time, made unique and made."""
     parent = Path(root) / cohort
     if name is not None:
         return RunFolder(parent / name)
+    parent.mkdir(parents=True, exist_ok=True)
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    taken = sum(1 for p in parent.glob(f"{stamp}*")) if parent.exists() else 0
-    return RunFolder(parent / (f"{stamp}_{taken}" if taken else stamp))
+    for attempt in count():
+        folder = RunFolder(parent / (f"{stamp}_{attempt}" if attempt else stamp))
+        try:
+            folder.path.mkdir()  # made at once: jobs that start in the same second get folders of their own
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("unreachable")
 
 
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

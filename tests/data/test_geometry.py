@@ -179,3 +179,23 @@ def test_corner_distance_by_hand():
     # spacing 1.5 against 1 over nine steps: the far corner is off by 4.5 mm
     longer = np.diag([1, 1, 1.5, 1])
     assert corner_distance_mm(np.eye(4), (1, 1, 10), longer, (1, 1, 10)) == pytest.approx(4.5)
+
+
+DAMAGE = {
+    "dim": (40, b"\x03\x00\xff\x7f\xff\x7f\xff\x7f"),
+    "datatype": (70, b"\x99\x99"),
+    "vox_offset": (108, b"\x00\x00\x80\xff"),
+    "vox_offset huge": (108, b"\xff\xff\x7f\x7f"),
+    "negative dim": (42, b"\xff\xff"),
+}
+
+
+@pytest.mark.parametrize("field", DAMAGE)
+def test_a_damaged_header_is_one_error_of_that_file(tmp_path, write, field):
+    path = write(tmp_path / "x.nii", spots().astype(np.int16))
+    data = bytearray(path.read_bytes())
+    place, what = DAMAGE[field]
+    data[place : place + len(what)] = what
+    path.write_bytes(bytes(data))
+    with pytest.raises(VolumeError):
+        read_volume(path)

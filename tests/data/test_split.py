@@ -79,3 +79,11 @@ def test_a_side_without_cases_is_refused():
     c = cohort("ab", (Split(("c0", "c1"), ()),))
     with pytest.raises(DataError, match="both need one"):
         pick(c)
+
+
+def test_a_split_file_with_text_for_a_list_is_refused_and_a_byte_order_mark_is_not(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([{"train": "c0", "val": ["c1"]}]))
+    with pytest.raises(DataError, match="no split file"):
+        read_splits(tmp_path / "a.json")
+    (tmp_path / "b.json").write_bytes(b"\xef\xbb\xbf" + json.dumps([{"train": ["c0"], "val": ["c1"]}]).encode())
+    assert read_splits(tmp_path / "b.json")[0].train == ("c0",)

@@ -225,3 +225,42 @@ def test_images_given_as_labels_are_refused(files, write, tmp_path):
     write(root / "1_big.nii", np.random.default_rng(0).normal(0, 500, (12, 12, 12)))
     with pytest.raises(DataError, match="no label maps"):
         pairs(root=str(root), images="1_ct.nii", labels="1_big.nii")
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        ({"liver": [0, 1]}, "background"),
+        ({"1": "2", "2": "1"}, "either way round"),
+        ({"a": 1e999}, "whole numbers"),
+    ],
+)
+def test_class_values_that_could_mean_something_else(labels, text):
+    with pytest.raises(DataError, match=text):
+        class_values(labels, "x")
+
+
+def test_a_class_may_be_called_like_a_number_word():
+    assert class_values({"0": "background", "1": "inf", "2": "nan"}, "x") == {"inf": (1,), "nan": (2,)}
+
+
+@pytest.mark.parametrize("modality", ["CT", ["CT"], {"0": "CT"}])
+def test_msd_modality_in_every_form(msd_folder, modality):
+    root = msd_folder()
+    about = json.loads((root / "dataset.json").read_text()) | {"modality": modality}
+    (root / "dataset.json").write_text(json.dumps(about))
+    assert msd(str(root)).channels == ("CT",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("image,label\na.nii,b.nii,c.nii\n", "line 2: more cells"),
+        ("image,label,label\na.nii,b.nii,c.nii\n", "twice: label"),
+        ("image,label\na.nii,a.nii\n", "the same file"),
+    ],
+)
+def test_csv_rows_that_do_not_fit_their_header(tmp_path, text, message):
+    (tmp_path / "c.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        pairs(csv=str(tmp_path / "c.csv"))

@@ -302,3 +302,44 @@ def test_nothing_of_a_header_reaches_a_file(tiny, msd_folder):
     for path in Path(cfg.run.root).rglob("*"):
         if path.is_file():
             assert b"Mustermann" not in path.read_bytes(), path
+
+
+def stopped_run(cfg, monkeypatch, step=2):
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, step)
+        with pytest.raises(RunStopped):
+            train(cfg)
+
+
+CHANGES = {
+    "a case removed": lambda root: edit_json(root, lambda d: d["training"].pop(1)),
+    "a label replaced": lambda root: (root / "labelsTr/b_01.nii.gz").write_bytes(
+        (root / "labelsTr/b_02.nii.gz").read_bytes()
+    ),
+    "classes renamed": lambda root: edit_json(root, lambda d: d["labels"].update({"1": "dark", "3": "bright"})),
+}
+
+
+def edit_json(root, change):
+    path = root / "dataset.json"
+    about = json.loads(path.read_text())
+    change(about)
+    path.write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_run_does_not_go_on_with_other_data(tiny, monkeypatch, name):
+    cfg = tiny("run.name=a", "train.steps=4", cases=6)
+    stopped_run(cfg, monkeypatch)
+    CHANGES[name](Path(cfg.data.kwargs["root"]))
+    with pytest.raises(DataError, match=r"not what .* began with .*(b_01|classes)"):
+        train(cfg)
+
+
+def test_two_damaged_checkpoints_stop_instead_of_beginning_anew(tiny, monkeypatch):
+    cfg = tiny("run.name=a", "save.every=0.001s", "train.steps=5")
+    stopped_run(cfg, monkeypatch, step=3)
+    for name in ("last.pt", "previous.pt"):
+        (folder_of(cfg) / name).write_bytes(b"nothing")
+    with pytest.raises(RunStopped, match=r"no checkpoint .* can be read.*last\.pt.*previous\.pt"):
+        train(cfg)

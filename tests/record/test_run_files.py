@@ -18,8 +18,8 @@ def test_last_and_previous(tmp_path):
 
 
 def test_a_damaged_last_falls_back_and_says_so(tmp_path):
-    save_last({"step": 1, "w": torch.arange(1000)}, tmp_path)
-    save_last({"step": 2, "w": torch.arange(1000)}, tmp_path)
+    save_last({"model": {}, "step": 1, "w": torch.arange(1000)}, tmp_path)
+    save_last({"model": {}, "step": 2, "w": torch.arange(1000)}, tmp_path)
     whole = (tmp_path / "last.pt").read_bytes()
     (tmp_path / "last.pt").write_bytes(whole[: len(whole) // 2])
     state, notes = load_last(tmp_path)
@@ -49,14 +49,15 @@ def test_loading_runs_no_code(tmp_path, capsys):
     torch.save({"model": Evil()}, tmp_path / "last.pt")
     with pytest.raises(Exception, match=r"(?i)weights.only"):
         load_checkpoint(tmp_path / "last.pt")
-    assert load_last(tmp_path)[0] is None
+    with pytest.raises(RunStopped):
+        load_last(tmp_path)
     assert "code ran" not in capsys.readouterr().out
 
 
 def test_folder_names(tmp_path):
     assert choose_folder(tmp_path, "heart", "first").path == tmp_path / "heart" / "first"
     one = choose_folder(tmp_path, "heart", None)
-    one.path.mkdir(parents=True)
+    assert one.path.is_dir()
     assert choose_folder(tmp_path, "heart", None).path != one.path
 
 
@@ -106,3 +107,29 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path, monkey
     monkeypatch.undo()
     assert load_checkpoint(tmp_path / "last.pt") == {"step": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_jobs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path):
+    made = [choose_folder(tmp_path, "c", None).path for _ in range(5)]
+    assert len(set(made)) == 5
+    assert all(p.is_dir() for p in made)
+
+
+def test_a_damaged_last_does_not_push_out_the_good_one_before_it(tmp_path):
+    save_last({"step": 1}, tmp_path)
+    save_last({"step": 2}, tmp_path)
+    (tmp_path / "last.pt").write_bytes(b"half")
+    save_last({"step": 3}, tmp_path)
+    assert load_checkpoint(tmp_path / "previous.pt")["step"] == 1
+    assert load_checkpoint(tmp_path / "last.pt")["step"] == 3
+
+
+def test_a_checkpoint_without_weights_counts_as_damaged(tmp_path):
+    save_last({"model": {}, "step": 1}, tmp_path)
+    save_last({}, tmp_path)
+    state, notes = load_last(tmp_path)
+    assert state["step"] == 1
+    assert "no weights" in notes[0]
+    (tmp_path / "previous.pt").unlink()
+    with pytest.raises(RunStopped, match="no checkpoint of"):
+        load_last(tmp_path)

@@ -194,6 +194,8 @@ def loader_from(
         seed=cfg.seed,
         swap_on_flip=swap_pairs(cfg.data, cohort),
         device=device,
+        cases=tuple(cohort.case(e.case_id) for e in entries),
+        labels=cohort.labels,
     )
 
 

@@ -41,6 +41,8 @@ SUPPLIED = {
         "seed",
         "swap_on_flip",
         "device",
+        "cases",
+        "labels",
     ),  # fmt: skip
     "model": ("plan", "spatial_dims", "in_channels", "out_channels"),
     "loss": (),

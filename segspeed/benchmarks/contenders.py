@@ -44,41 +44,11 @@ def segspeed_dali(sampler: PatchSampler, config: AugmentConfig, patch: Shape3, b
 
 def monai(sampler: PatchSampler, config: AugmentConfig, patch: Shape3, batch: int, workers: int) -> NextBatch:
     """MONAI's dictionary transforms in a DataLoader."""
-    from monai import transforms as mt
+    from monai.transforms import Compose
 
-    both, image = ["image", "label"], ["image"]
-    modes = ("bilinear", "nearest")
-    r, s = config.rotation, config.scale
-    angles = np.radians(r.degrees)
-    spatial = 1 - (1 - r.probability) * (1 - s.probability)  # one resampling for both, as in ours
-    zoom = (s.range[0] - 1, s.range[1] - 1)
-    compose = mt.Compose(
-        [
-            mt.RandAffined(
-                both,
-                prob=spatial,
-                rotate_range=tuple(angles),
-                scale_range=(zoom,) * 3,
-                mode=modes,
-                padding_mode="zeros",
-            ),
-            *(mt.RandFlipd(both, prob=p, spatial_axis=axis) for axis, p in enumerate(config.flip.probability)),
-            mt.RandGaussianNoised(image, prob=config.noise.probability, std=config.noise.variance[1] ** 0.5),
-            mt.RandGaussianSmoothd(
-                image, *(config.blur.sigma,) * 3, prob=config.blur.probability * config.blur.channel_probability
-            ),
-            mt.RandScaleIntensityd(image, factors=config.brightness.range[1] - 1, prob=config.brightness.probability),
-            mt.RandScaleIntensityFixedMeand(
-                image, factors=config.contrast.range[1] - 1, preserve_range=True, prob=config.contrast.probability
-            ),
-            mt.RandSimulateLowResolutiond(
-                image,
-                prob=config.low_resolution.probability * config.low_resolution.channel_probability,
-                zoom_range=config.low_resolution.zoom,
-            ),
-            mt.RandAdjustContrastd(image, prob=config.gamma.probability, gamma=config.gamma.range, retain_stats=True),
-        ]
-    )
+    from segspeed.loader.monai_recipe import random_transforms
+
+    compose = Compose(random_transforms(config))
 
     def one(image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = compose({"image": image, "label": label[None]})

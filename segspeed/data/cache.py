@@ -6,6 +6,7 @@ A folder appears whole or not at all, so one that exists is complete.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -220,6 +221,8 @@ def _mapped(path: Path) -> Any:
     except DataError:
         raise
     except (OSError, ValueError, EOFError, RuntimeError) as error:
+        if getattr(error, "errno", None) == errno.EMFILE:
+            raise DataError(f"too many open files at {path.parent.name}; raise the limit (ulimit -n 4096)") from error
         raise _damaged(path.parent, f"{path.name}: {error}") from error
     _open[key] = array
     while len(_open) > MAX_OPEN:

@@ -30,7 +30,7 @@ class PatchSampler:
 
     def draw(self, index: int) -> tuple[int, Shape3]:
         """Case number and start (D, H, W) of the patch; the start may lie outside the volume (see `read_patch`)."""
-        number = _epoch_order(self.seed, len(self.entries), index // len(self.entries))[index % len(self.entries)]
+        number = epoch_order(self.seed, len(self.entries), index // len(self.entries))[index % len(self.entries)]
         entry = self.entries[number]
         rng = stream(self.seed, index, PATCH)
         shape = entry.label.shape
@@ -65,7 +65,8 @@ def _start_range(shape: Sequence[int], patch: Shape3) -> tuple[np.ndarray, np.nd
 
 
 @lru_cache(maxsize=8)
-def _epoch_order(seed: int, cases: int, epoch: int) -> tuple[int, ...]:
+def epoch_order(seed: int, cases: int, epoch: int) -> tuple[int, ...]:
+    """Case numbers of one pass over the cases, in the order they come."""
     return tuple(int(i) for i in stream(seed, epoch, ORDER).permutation(cases))
 
 

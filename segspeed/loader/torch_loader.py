@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -12,7 +13,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from segspeed.data.sampling import PatchSampler
+from segspeed.speed.descriptors import ensure_open_files, too_many_open_files
 from segspeed.types import Batch, DataError, RunStopped
+
+PARTS = 4  # tensors of a batch that travel through shared memory, a file each
 
 
 class PatchDataset(Dataset[Batch]):
@@ -85,8 +89,9 @@ class TorchLoader:
         self.workers, self.timeout = workers, timeout
         if workers:
             _room_in_shared_memory(sampler, batch * prefetch * workers)
+            ensure_open_files(PARTS * prefetch * workers, "lower loader.workers or loader.prefetch")
         self.loader = DataLoader(
-            PatchDataset(sampler),
+            self.dataset(),
             batch_sampler=BatchIndices(first, batch),
             num_workers=workers,
             generator=torch.Generator(),  # its own: the network's random numbers (dropout) stay those of the run
@@ -97,6 +102,10 @@ class TorchLoader:
             timeout=timeout if workers else 0,
         )
 
+    def dataset(self) -> Dataset[Batch]:
+        """What the loader processes read from."""
+        return PatchDataset(self.sampler)
+
     def __iter__(self) -> Iterator[Batch]:
         index = self.first
         try:
@@ -104,8 +113,16 @@ class TorchLoader:
                 yield made
                 index += self.batch
         except DataError as error:  # torch hangs the worker's whole traceback on the message
-            raise DataError(str(error).strip().splitlines()[-1].removeprefix("segspeed.types.DataError: ")) from error
-        except RuntimeError as error:
+            last = str(error).strip().splitlines()[-1]
+            raise type(error)(re.sub(r"^segspeed\.types\.\w+: ", "", last)) from error
+        except (RuntimeError, OSError) as error:
+            if too_many_open_files(error):
+                raise RunStopped(
+                    f"too many open files: each batch that is kept ready holds {PARTS} of them. Raise the limit "
+                    "(ulimit -n 4096), or lower loader.workers or loader.prefetch"
+                ) from error
+            if isinstance(error, OSError):
+                raise
             if "timed out" in str(error):
                 raise RunStopped(
                     f"no batch within {self.timeout:g} s; a loader process hangs, reading one of the cases "

@@ -70,7 +70,7 @@ def verdict(shares: dict[str, float], *, workers: int, device: str, precision: s
     waiting, augmentation = shares["waiting"], shares["augmentation"]
     compute = shares["forward"] + shares["backward"] + shares["optimiser"]
     if waiting > 0.05:
-        cure = "the graph augments in it" if augmenting_loader else "patches are read in it"
+        cure = "patches are augmented in it" if augmenting_loader else "patches are read in it"
         return (
             f"{waiting:.0%} of the step is waiting for data ({cure}): raise loader.workers from {workers}, "
             "or put cache.root on a local disk"

@@ -103,8 +103,8 @@ def interrupt_at(monkeypatch, step):
 
 @pytest.mark.parametrize(
     "extra",
-    [(), ("train.accumulate=2", "optimizer=sgd", "model.dropout=0.1"), ("loader=dali",)],
-    ids=["adamw", "sgd", "dali"],
+    [(), ("train.accumulate=2", "optimizer=sgd", "model.dropout=0.1"), ("loader=dali",), ("loader=monai",)],
+    ids=["adamw", "sgd", "dali", "monai"],
 )
 def test_stopped_and_resumed_is_uninterrupted_to_the_bit(tiny, monkeypatch, extra):
     whole = tiny("train.steps=6", "run.name=whole", "train.ema=0.9", *extra)

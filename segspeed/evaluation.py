@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from segspeed.augment.intensity import normalise
 from segspeed.data.cache import CacheEntry
 from segspeed.infer.export import to_native
 from segspeed.infer.sliding import Window, predict_logits
-from segspeed.loader.device import normalise
 from segspeed.metric.overlap import dice_per_class
 from segspeed.speed.precision import Precision
 

@@ -14,6 +14,8 @@ import numpy as np
 from segspeed.config import AugmentConfig
 from segspeed.streams import AUGMENTATION, stream
 
+SINGLE = 20  # random numbers of a sample that its channels share
+
 
 @dataclass(frozen=True)
 class Params:
@@ -33,41 +35,35 @@ class Params:
 
 
 def draw(config: AugmentConfig, *, seed: int, indices: Sequence[int], channels: int) -> Params:
-    """Parameters for the samples with these numbers in the run."""
-    rows = [_draw_one(config, seed, int(i), channels) for i in indices]
-    return Params(**{name: np.stack([row[name] for row in rows]) for name in rows[0]})
+    """Parameters for the samples with these numbers in the run.
 
+    Every number is drawn whether it is used or not: a changed probability shifts no other transform's numbers.
+    """
+    c = config
+    unit = np.stack([stream(seed, int(i), AUGMENTATION).random(SINGLE + 6 * channels) for i in indices])
+    coin, angles, (side, size), flips = unit[:, :8], unit[:, 8:11], unit[:, 11:13].T, unit[:, 13:16]
+    variance, noise_seed, gamma, invert = unit[:, 16:SINGLE].T
+    blur_on, sigma, bright, spread, zoom_on, zoom = unit[:, SINGLE:].reshape(len(unit), 6, channels).swapaxes(0, 1)
 
-def _draw_one(c: AugmentConfig, seed: int, index: int, channels: int) -> dict[str, np.ndarray]:
-    rng = stream(seed, index, AUGMENTATION)
-    # Every number is drawn whether it is used or not: a changed probability shifts no other transform's numbers.
-    coin = rng.random(8)
-    angles = rng.uniform(-1, 1, 3) * np.radians(c.rotation.degrees)
+    def ranged(share: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
+        return bounds[0] + share * (bounds[1] - bounds[0])
+
     low, high = c.scale.range
     # as many samples shrink as grow, each side evenly (nnU-Net draws the side first, too)
-    scale = rng.uniform(low, min(1.0, high)) if rng.random() < 0.5 and low < 1 else rng.uniform(max(low, 1.0), high)
-    flips = rng.random(3) < np.array(c.flip.probability)
-    variance = rng.uniform(*c.noise.variance)
-    noise_seed = rng.integers(0, 2**62)
-    a, b, e, f = (rng.random((2, channels)) for _ in range(4))
-    gamma = rng.uniform(*c.gamma.range)
-    invert = rng.random() < c.gamma.invert_probability
-
-    def ranged(unit: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
-        return bounds[0] + unit * (bounds[1] - bounds[0])
-
-    blur_on = (coin[3] < c.blur.probability) & (a[0] < c.blur.channel_probability)
-    zoom_on = (coin[6] < c.low_resolution.probability) & (f[0] < c.low_resolution.channel_probability)
-    return {
-        "rotation": angles if coin[0] < c.rotation.probability else np.zeros(3),
-        "scale": np.float64(scale if coin[1] < c.scale.probability else 1.0),
-        "flip": flips,
-        "noise": np.float64(np.sqrt(variance) if coin[2] < c.noise.probability else 0.0),
-        "noise_seed": np.int64(noise_seed),
-        "blur": np.where(blur_on, ranged(a[1], c.blur.sigma), 0.0),
-        "brightness": ranged(b[1], c.brightness.range) if coin[4] < c.brightness.probability else np.ones(channels),
-        "contrast": ranged(e[1], c.contrast.range) if coin[5] < c.contrast.probability else np.ones(channels),
-        "zoom": np.where(zoom_on, ranged(f[1], c.low_resolution.zoom), 1.0),
-        "gamma": np.float64(gamma if coin[7] < c.gamma.probability else 1.0),
-        "invert": np.bool_(invert),
-    }
+    shrinks = (side < 0.5) & (low < 1)
+    scale = np.where(shrinks, ranged(size, (low, min(1.0, high))), ranged(size, (max(low, 1.0), high)))
+    blurred = (coin[:, 3:4] < c.blur.probability) & (blur_on < c.blur.channel_probability)
+    coarse = (coin[:, 6:7] < c.low_resolution.probability) & (zoom_on < c.low_resolution.channel_probability)
+    return Params(
+        rotation=np.where(coin[:, :1] < c.rotation.probability, (2 * angles - 1) * np.radians(c.rotation.degrees), 0.0),
+        scale=np.where(coin[:, 1] < c.scale.probability, scale, 1.0),
+        flip=flips < np.array(c.flip.probability),
+        noise=np.where(coin[:, 2] < c.noise.probability, np.sqrt(ranged(variance, c.noise.variance)), 0.0),
+        noise_seed=(noise_seed * 2**53).astype(np.int64),
+        blur=np.where(blurred, ranged(sigma, c.blur.sigma), 0.0),
+        brightness=np.where(coin[:, 4:5] < c.brightness.probability, ranged(bright, c.brightness.range), 1.0),
+        contrast=np.where(coin[:, 5:6] < c.contrast.probability, ranged(spread, c.contrast.range), 1.0),
+        zoom=np.where(coarse, ranged(zoom, c.low_resolution.zoom), 1.0),
+        gamma=np.where(coin[:, 7] < c.gamma.probability, ranged(gamma, c.gamma.range), 1.0),
+        invert=invert < c.gamma.invert_probability,
+    )

@@ -14,6 +14,12 @@ from torch import Tensor
 Matrix = Callable[[int, float], np.ndarray]  # (length, parameter) -> (length, length)
 
 
+def normalise(image: Tensor, norm: Tensor) -> Tensor:
+    """Clip ``image (B, C, D, H, W)`` to [low, high], subtract the mean, divide by std; ``norm`` is ``(B, C, 4)``."""
+    low, high, mean, std = norm[..., None, None, None].unbind(2)
+    return torch.clamp(image, low, high).sub_(mean).div_(std)
+
+
 def add_noise(image: Tensor, std: np.ndarray, seeds: np.ndarray) -> None:
     """Gaussian noise of standard deviation ``std (B,)``, in place; each sample from its own generator, so that its
     noise does not depend on its neighbours in the batch."""
@@ -74,31 +80,40 @@ def blur_radius(sigma: float) -> int:
 
 def blur_matrix(length: int, sigma: float) -> np.ndarray:
     """Gaussian smoothing of a line as a matrix; the line is mirrored at its outer voxels (scipy's mode "mirror")."""
+    at, weights = blur_taps(length, sigma)
+    out = np.zeros((length, length), dtype=np.float32)
+    for places, weight in zip(at, weights, strict=True):
+        np.add.at(out, (np.arange(length), places), weight)
+    return out
+
+
+def blur_taps(length: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Voxels ``(taps, length)`` that each voxel of a line is made of, and their weights ``(taps,)`` float32."""
     radius = blur_radius(sigma)
     taps = np.arange(-radius, radius + 1)
     weights = np.exp(-0.5 * (taps / sigma) ** 2)
-    weights /= weights.sum()
-    out = np.zeros((length, length), dtype=np.float32)
-    centre = np.arange(length)
     period = max(1, 2 * (length - 1))
-    for tap, weight in zip(taps, weights, strict=True):
-        at = np.abs(centre + tap) % period
-        np.add.at(out, (centre, np.minimum(at, period - at) if length > 1 else at), weight)
-    return out
+    at = np.abs(np.arange(length) + taps[:, None]) % period
+    return np.minimum(at, period - at), (weights / weights.sum()).astype(np.float32)
 
 
 def low_resolution_matrix(length: int, zoom: float) -> np.ndarray:
     """Nearest reduction to ``round(length * zoom)`` voxels, then linear enlargement, as one matrix."""
-    small = max(1, round(length * zoom))
-    kept = np.clip(np.floor((np.arange(small) + 0.5) * length / small), 0, length - 1).astype(int)
-    at = np.clip((np.arange(length) + 0.5) * small / length - 0.5, 0, small - 1)
-    below = np.floor(at).astype(int)
-    above, share = np.minimum(below + 1, small - 1), (at - below).astype(np.float32)
+    kept, below, above, share = low_resolution_tables(length, zoom)
     out = np.zeros((length, length), dtype=np.float32)
     rows = np.arange(length)
     np.add.at(out, (rows, kept[below]), 1 - share)
     np.add.at(out, (rows, kept[above]), share)
     return out
+
+
+def low_resolution_tables(length: int, zoom: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Voxels of a line that are kept, and for each voxel the two of them it lies between and the share of the second."""
+    small = max(1, round(length * zoom))
+    kept = np.clip(np.floor((np.arange(small) + 0.5) * length / small), 0, length - 1).astype(int)
+    at = np.clip((np.arange(length) + 0.5) * small / length - 0.5, 0, small - 1)
+    below = np.floor(at).astype(int)
+    return kept, below, np.minimum(below + 1, small - 1), (at - below).astype(np.float32)
 
 
 def _separable(rows: Tensor, values: np.ndarray, drawn: np.ndarray, matrix: Matrix) -> None:

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from segspeed.augment.draw import Params
-from segspeed.augment.resample import resample
 from segspeed.types import Shape3, Triple
 
 
@@ -28,15 +27,14 @@ def spatial(
     Angles are angles in mm, whatever the spacing. The image is interpolated linearly and the label takes its
     nearest voxel, both through the same matrix; outside is 0 in both.
     """
-    turned = (params.rotation != 0).any(1) | (params.scale != 1)
+    turned = is_turned(params)
     out_image, out_label = _centre(image, patch), _centre(label, patch)
     if out_image.data_ptr() == image.data_ptr():
         out_image, out_label = image.clone(), label.clone()
     else:
         out_image, out_label = out_image.contiguous(), out_label.contiguous()
     if turned.any():
-        turn = _turn_on_cpu if image.device.type == "cpu" else _turn_by_grid
-        turn(image, label, voxel_matrices(params, spacing), turned, out_image, out_label)
+        _turn(image, label, voxel_matrices(params, spacing), turned, out_image, out_label)
     for axes in product((False, True), repeat=3):
         which = (params.flip == axes).all(1) & ~turned
         if any(axes) and which.any():
@@ -56,26 +54,26 @@ def spatial(
     return out_image, out_label
 
 
+def is_turned(params: Params) -> np.ndarray:
+    """``(B,)`` bool: the samples that are resampled. A flip alone moves voxels."""
+    return np.asarray((params.rotation != 0).any(1) | (params.scale != 1))
+
+
+def swap_table(pairs: Sequence[tuple[int, int]]) -> np.ndarray:
+    """New class index for each old one (int16), with the classes of each pair exchanged; empty where there are no pairs."""
+    table = np.arange(32768 if pairs else 0, dtype=np.int16)
+    for a, b in pairs:
+        table[a], table[b] = b, a
+    return table
+
+
 def _centre(tensor: Tensor, patch: Shape3) -> Tensor:
     start = [(n - p) // 2 for n, p in zip(tensor.shape[-3:], patch, strict=True)]
     d, h, w = (slice(s, s + p) for s, p in zip(start, patch, strict=True))
     return tensor[..., d, h, w]
 
 
-def _turn_on_cpu(
-    image: Tensor, label: Tensor, matrices: np.ndarray, turned: np.ndarray, out_image: Tensor, out_label: Tensor
-) -> None:
-    """Fill the turned rows in place; a row at a time, all of torch's threads in each."""
-    size, out = np.array(image.shape[2:]), np.array(out_label.shape[1:])
-    for row in np.flatnonzero(turned):
-        shift = _centre_of_patch(size, out) - matrices[row] @ ((out - 1) / 2)
-        resample(
-            image[row].numpy(), label[row].numpy(), matrices[row], shift, out_image[row].numpy(), out_label[row].numpy(),
-            threads=torch.get_num_threads(),
-        )  # fmt: skip
-
-
-def _turn_by_grid(
+def _turn(
     image: Tensor, label: Tensor, matrices: np.ndarray, turned: np.ndarray, out_image: Tensor, out_label: Tensor
 ) -> None:
     """Fill the turned rows in place through torch's grid_sample, all rows in one call."""
@@ -88,7 +86,7 @@ def _turn_by_grid(
     out_label[rows] = hard.squeeze(1).to(label.dtype)
 
 
-def _centre_of_patch(size: np.ndarray, patch: np.ndarray) -> np.ndarray:
+def centre_of_patch(size: np.ndarray, patch: np.ndarray) -> np.ndarray:
     """Index of the patch's centre within what was read: the centre crop of an odd difference lies half a voxel off."""
     return np.asarray((size - patch) // 2 + (patch - 1) / 2)
 
@@ -98,7 +96,7 @@ def _theta(matrices: np.ndarray, source: tuple[int, ...], patch: tuple[int, ...]
     which a side runs from -1 to 1 between its outer voxel faces."""
     size, out = np.array(source, dtype=float), np.array(patch, dtype=float)
     unit = matrices * out[None, None, :] / size[None, :, None]
-    offset = _centre_of_patch(size, out) - (size - 1) / 2
+    offset = centre_of_patch(size, out) - (size - 1) / 2
     shift = np.broadcast_to(2 * offset / size, (len(matrices), 3))
     theta = np.concatenate([unit[:, ::-1, ::-1], shift[:, ::-1, None]], axis=2)
     return torch.from_numpy(np.ascontiguousarray(theta))

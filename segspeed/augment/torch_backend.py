@@ -1,4 +1,4 @@
-"""Augment a batch on the device it lies on, in plain torch: no loop over the samples."""
+"""Augment a batch on the device it lies on. In plain torch there is no loop over the samples."""
 
 from __future__ import annotations
 
@@ -28,12 +28,22 @@ def augment(
     patch: Shape3,
     spacing: Triple,
     swap_on_flip: Sequence[tuple[int, int]] = (),
+    norm: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Apply ``params`` to normalised ``image (B, C, D, H, W)`` float32 and ``label (B, D, H, W)``; the inputs are left
-    as they are. Returns both with sides ``patch``.
+    """Normalise by ``norm (B, C, 4)`` if given, then apply ``params``, to ``image (B, C, D, H, W)`` float32 and
+    ``label (B, D, H, W)``; the inputs are left as they are. Returns both with sides ``patch``.
 
-    Order: rotation, scale and flip; noise; blur; brightness; contrast; low resolution; gamma (nnU-Net's order).
+    Order: rotation, scale and flip; noise; blur; brightness; contrast; low resolution; gamma (nnU-Net's order). Tensors in
+    RAM take compiled loops (`segspeed.augment.cpu_backend`), others plain torch.
     """
+    if compiled(image):
+        from segspeed.augment.cpu_backend import augment_on_cpu
+
+        return augment_on_cpu(
+            image, label, params, norm=norm, patch=patch, spacing=spacing, swap_on_flip=swap_on_flip
+        )  # fmt: skip
+    if norm is not None:
+        image = intensity.normalise(image, norm)
     out, label = spatial(image, label, params, patch, spacing, swap_on_flip)
     batch, channels = out.shape[:2]
     rows = out.view(batch * channels, *patch)
@@ -44,3 +54,8 @@ def augment(
     intensity.low_resolution(rows, params.zoom.ravel())
     intensity.gamma(rows, np.repeat(params.gamma, channels), np.repeat(params.invert, channels))
     return out, label
+
+
+def compiled(image: Tensor) -> bool:
+    """Whether the compiled loops can work on it."""
+    return image.device.type == "cpu"

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from segspeed.augment.intensity import normalise
 from segspeed.config import AugmentConfig
 from segspeed.data.sampling import PatchSampler
-from segspeed.loader.device import DeviceStage, normalise
+from segspeed.loader.device import DeviceStage
 from segspeed.types import Shape3
 
 CPU = torch.device("cpu")

@@ -6,19 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from segspeed.augment.draw import draw
+from segspeed.augment.intensity import normalise
 from segspeed.augment.torch_backend import augment
 from segspeed.config import AugmentConfig
 from segspeed.speed.meter import StepMeter
 from segspeed.types import Batch, Shape3, Triple
-
-
-def normalise(image: Tensor, norm: Tensor) -> Tensor:
-    """Clip ``image (B, C, D, H, W)`` to [low, high], subtract the mean, divide by std; ``norm`` is ``(B, C, 4)``."""
-    low, high, mean, std = norm[..., None, None, None].unbind(2)
-    return torch.clamp(image, low, high).sub_(mean).div_(std)
 
 
 @dataclass(frozen=True)
@@ -41,13 +35,14 @@ class DeviceStage:
             batch = batch.to(self.device)
         image, label = batch.image, batch.label
         with meter("augmentation"):
-            if not self.finished:
-                image = normalise(image, batch.norm)
             if self.augment is not None and not self.finished:
                 params = draw(self.augment, seed=self.seed, indices=batch.index.tolist(), channels=image.shape[1])
                 image, label = augment(
-                    image, label, params, patch=self.patch, spacing=self.spacing, swap_on_flip=self.swap_on_flip
-                )
+                    image, label, params, patch=self.patch, spacing=self.spacing, swap_on_flip=self.swap_on_flip,
+                    norm=batch.norm,
+                )  # fmt: skip
+            elif not self.finished:
+                image = normalise(image, batch.norm)
         if self.channels_last:
             image = image.contiguous(memory_format=torch.channels_last_3d)
         return Batch(image, label, batch.norm, batch.index, batch.cases)

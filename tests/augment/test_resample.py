@@ -6,19 +6,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segspeed.augment.resample import resample
-from segspeed.augment.spatial import _turn_by_grid, _turn_on_cpu, rotation_matrix
+from segspeed.augment.cpu_backend import UNCHANGED, _place
+from segspeed.augment.resample_kernel import fill
+from segspeed.augment.spatial import _turn, rotation_matrix
 
 
 def both(shape, patch, matrix, channels=1, seed=0):
     rng = torch.Generator().manual_seed(seed)
     image = torch.randn(1, channels, *shape, generator=rng)
     label = torch.randint(0, 4, (1, *shape), generator=rng).to(torch.int16)
-    found = []
-    for turn in (_turn_on_cpu, _turn_by_grid):
-        out, out_label = torch.full((1, channels, *patch), 7.0), torch.full((1, *patch), 7, dtype=torch.int16)
-        turn(image, label, matrix[None], np.array([True]), out, out_label)
-        found.append((out, out_label))
+    found = [(torch.full((1, channels, *patch), 7.0), torch.full((1, *patch), 7, dtype=torch.int16)) for _ in range(2)]
+    (out, out_label), (grid, grid_label) = found
+    _place(
+        image[0].numpy(), label[0].numpy(), [UNCHANGED] * channels, matrix, np.zeros(3, bool), np.zeros(0, np.int16),
+        out[0].numpy(), out_label[0].numpy(),
+    )  # fmt: skip
+    _turn(image, label, matrix[None], np.array([True]), grid, grid_label)
     return found
 
 
@@ -56,21 +59,18 @@ def test_pure_mirrors_are_exact_inside(flip):
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_change_nothing(threads):
-    rng = np.random.default_rng(0)
-    image, label = rng.normal(size=(2, 9, 10, 11)).astype(np.float32), rng.integers(0, 3, (9, 10, 11)).astype(np.int16)
-    matrix, shift = rotation_matrix(np.array([0.3, -0.2, 0.5])), np.array([1.0, 2.0, -1.0])
-    results = []
-    for n in (1, threads):
-        out, out_label = np.empty((2, 8, 8, 8), np.float32), np.empty((8, 8, 8), np.int16)
-        resample(image, label, matrix, shift, out, out_label, n)
-        results.append((out, out_label))
-    np.testing.assert_array_equal(results[0][0], results[1][0])
-    np.testing.assert_array_equal(results[0][1], results[1][1])
+    angles = rotation_matrix(np.array([0.3, -0.2, 0.5]))
+    torch.set_num_threads(1)
+    (one, one_label), _ = both((9, 10, 11), (8, 8, 8), angles, channels=2)
+    torch.set_num_threads(threads)
+    (many, many_label), _ = both((9, 10, 11), (8, 8, 8), angles, channels=2)
+    assert torch.equal(one, many)
+    assert torch.equal(one_label, many_label)
 
 
 def test_far_outside_is_zero():
     image, label = np.ones((1, 4, 4, 4), np.float32), np.ones((4, 4, 4), np.int16)
     out, out_label = np.full((1, 4, 4, 4), 9, np.float32), np.full((4, 4, 4), 9, np.int16)
-    resample(image, label, np.eye(3), np.array([1e9, -1e9, 50.0]), out, out_label, 1)
+    fill(image, label, np.eye(3), np.array([1e9, -1e9, 50.0]), out, out_label, 0, 4)
     assert not out.any()
     assert not out_label.any()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import ndimage
 
+from segspeed.augment import torch_backend
 from segspeed.augment.draw import Params
 from segspeed.augment.intensity import low_resolution_matrix
 from segspeed.augment.spatial import rotation_matrix
@@ -14,6 +15,13 @@ from segspeed.augment.torch_backend import augment, source_shape
 from segspeed.config import AugmentConfig
 
 SHAPE = (9, 12, 15)
+
+
+@pytest.fixture(params=["compiled", "torch"], autouse=True)
+def backend(request, monkeypatch):
+    """Every test runs through the CPU's compiled loops and through the torch code that GPUs run."""
+    monkeypatch.setattr(torch_backend, "compiled", lambda image: request.param == "compiled")
+    return request.param
 
 
 def neutral(batch=1, channels=1):

@@ -86,7 +86,8 @@ CASES = {
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_same_numbers_same_batch(name, channels):
-    dali, plain = both(CASES[name], channels=channels)
+    # odd sides: the voxels that a lower resolution keeps are then never a tie, which single precision breaks either way
+    dali, plain = both(CASES[name], channels=channels, patch=(11, 17, 13))
     for a, b in zip(dali, plain, strict=True):
         assert a.cases == b.cases
         assert torch.equal(a.index, b.index)

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from segspeed.augment.intensity import normalise
 from segspeed.config import AugmentConfig
 from segspeed.data.sampling import PatchSampler, read_patch
-from segspeed.loader.device import DeviceStage, normalise
+from segspeed.loader.device import DeviceStage
 from segspeed.loader.torch_loader import TorchLoader
 from segspeed.types import Batch, DataError, RunStopped
 

@@ -1,0 +1,105 @@
+"""The compiled loop of `segspeed.augment.resample`. Functions of a module of their own: numba keeps what it compiled on disk
+only for those (closures are compiled anew by every process)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import float32, int32, njit, uint32
+
+HAIR = 0.01  # voxels; more than float32 can be wrong, so that the fast loop never reads outside
+FAST: dict[str, Any] = {"cache": True, "nogil": True, "fastmath": {"contract", "nsz"}, "error_model": "numpy"}
+
+
+@njit(**FAST)
+def between(first, last, start, slope, low, high):  # type: ignore[no-untyped-def]
+    """The part of [first, last) in which start + slope * w lies in [low, high]."""
+    if high < low:
+        return first, first
+    if abs(slope) < 1e-9:
+        return (first, last) if low <= start <= high else (first, first)
+    a, b = (low - start) / slope, (high - start) / slope
+    if a > b:
+        a, b = b, a
+    first = max(first, int(np.ceil(min(a, last))))
+    last = min(last, int(np.floor(max(b, -1.0))) + 1)
+    return first, max(first, last)
+
+
+@njit(**FAST)
+def border(image, label, z, y, x, out, out_label, d, h, w):  # type: ignore[no-untyped-def]
+    """One voxel with neighbours that may lie outside, which count as 0."""
+    channels, depth, height, width = image.shape
+    fz, fy, fx = np.floor(z), np.floor(y), np.floor(x)
+    k, j, i = int(fz), int(fy), int(fx)
+    az, ay, ax = np.float32(z - fz), np.float32(y - fy), np.float32(x - fx)
+    for c in range(channels):
+        total = np.float32(0)
+        for dk in range(2):
+            for dj in range(2):
+                for di in range(2):
+                    a, b, e = k + dk, j + dj, i + di
+                    if 0 <= a < depth and 0 <= b < height and 0 <= e < width:
+                        total += (
+                            (az if dk else 1 - az) * (ay if dj else 1 - ay) * (ax if di else 1 - ax) * image[c, a, b, e]
+                        )
+        out[c, d, h, w] = total
+    a, b, e = int(np.rint(z)), int(np.rint(y)), int(np.rint(x))
+    within = 0 <= a < depth and 0 <= b < height and 0 <= e < width
+    out_label[d, h, w] = label[a, b, e] if within else 0
+
+
+@njit(**FAST)
+def fill(image, label, m, t, out, out_label, first, last):  # type: ignore[no-untyped-def]
+    channels, depth, height, width = image.shape
+    rows, columns = out_label.shape[1], out_label.shape[2]
+    flat_label = label.ravel()
+    row, slab = uint32(width), uint32(width * height)
+    sz, sy, sx = float32(m[0, 2]), float32(m[1, 2]), float32(m[2, 2])
+    half = float32(0.5)
+    for d in range(first, last):
+        for h in range(rows):
+            z0 = m[0, 0] * d + m[0, 1] * h + t[0]
+            y0 = m[1, 0] * d + m[1, 1] * h + t[1]
+            x0 = m[2, 0] * d + m[2, 1] * h + t[2]
+            # zeros | border | inside | border | zeros
+            touch, leave = between(0, columns, z0, m[0, 2], -1.0, depth)
+            touch, leave = between(touch, leave, y0, m[1, 2], -1.0, height)
+            touch, leave = between(touch, leave, x0, m[2, 2], -1.0, width)
+            low, high = between(touch, leave, z0, m[0, 2], HAIR, depth - 1 - HAIR)
+            low, high = between(low, high, y0, m[1, 2], HAIR, height - 1 - HAIR)
+            low, high = between(low, high, x0, m[2, 2], HAIR, width - 1 - HAIR)
+            for w in range(touch):
+                out_label[d, h, w] = 0
+                for c in range(channels):
+                    out[c, d, h, w] = 0
+            for w in range(leave, columns):
+                out_label[d, h, w] = 0
+                for c in range(channels):
+                    out[c, d, h, w] = 0
+            for w in range(touch, low):
+                border(image, label, z0 + m[0, 2] * w, y0 + m[1, 2] * w, x0 + m[2, 2] * w, out, out_label, d, h, w)
+            for w in range(high, leave):
+                border(image, label, z0 + m[0, 2] * w, y0 + m[1, 2] * w, x0 + m[2, 2] * w, out, out_label, d, h, w)
+            fz, fy, fx = float32(z0), float32(y0), float32(x0)
+            for c in range(channels):
+                v, line = image[c].ravel(), out[c, d, h]
+                for w in range(low, high):
+                    z, y, x = fz + sz * float32(w), fy + sy * float32(w), fx + sx * float32(w)
+                    k, j, i = int32(z), int32(y), int32(x)
+                    az, ay, ax = z - float32(k), y - float32(j), x - float32(i)
+                    p = uint32(k) * slab + uint32(j) * row + uint32(i)
+                    q = p + slab
+                    one = uint32(1)
+                    a = v[p] + (v[p + one] - v[p]) * ax
+                    b = v[p + row] + (v[p + row + one] - v[p + row]) * ax
+                    e = v[q] + (v[q + one] - v[q]) * ax
+                    f = v[q + row] + (v[q + row + one] - v[q + row]) * ax
+                    a, e = a + (b - a) * ay, e + (f - e) * ay
+                    line[w] = a + (e - a) * az
+            line = out_label[d, h]
+            for w in range(low, high):
+                z, y, x = fz + sz * float32(w), fy + sy * float32(w), fx + sx * float32(w)
+                k, j, i = int32(z + half), int32(y + half), int32(x + half)
+                line[w] = flat_label[uint32(k) * slab + uint32(j) * row + uint32(i)]

@@ -7,6 +7,7 @@ transforms and batchgeneratorsv2 (pip install batchgeneratorsv2), with the same 
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 from segspeed.cli import door
 from segspeed.config import Config
@@ -15,6 +16,7 @@ from segspeed.types import DataError
 
 def main(cfg: Config) -> int:
     """Run the benchmark that ``cfg.bench`` names and write its table; 1 if a contender could not run."""
+    from segspeed.benchmarks.floor import floor_text
     from segspeed.benchmarks.loader import Setting, measure_reading, run_contenders, synthetic_entries, table
     from segspeed.record.live import say
 
@@ -28,7 +30,12 @@ def main(cfg: Config) -> int:
     entries = synthetic_entries(root, setting)
     found = run_contenders(entries, setting, cfg.augment, list(b.contenders))
     inside = all(n >= p for n, p in zip(b.volume, b.patch, strict=True))
-    text = table(found, measure_reading(entries, setting) if inside else None, setting)
+    reading = measure_reading(entries, setting) if inside else None
+    text = table(found, reading, setting)
+    if reading is not None:
+        ours = found.get("segspeed torch")
+        spent = median(r.cpu_s / r.patches for r in ours) if isinstance(ours, list) and ours else None
+        text += "\n\n" + floor_text(cfg.augment, b.patch, median(reading.ram_s), spent)
     path = root / f"{b.name}_{'x'.join(map(str, b.patch))}.md"
     path.write_text(text + "\n", encoding="utf-8")
     say(text)

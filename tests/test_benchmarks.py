@@ -1,5 +1,6 @@
 import pytest
 
+from segspeed.benchmarks.floor import Rates, counted_work, floor_text, measure_rates
 from segspeed.benchmarks.loader import (
     Reading,
     Round,
@@ -45,3 +46,24 @@ def test_reading_is_timed_against_the_same_copy_from_memory(entries):
     found = measure_reading(entries, SETTING, repeats=5)
     assert len(found.warm_s) == len(found.ram_s) == 5
     assert len(found.cold_s) == 5
+
+
+def test_the_floor_counts_what_the_probabilities_say():
+    off = {n: {"probability": (0, 0, 0) if n == "flip" else 0} for n in AugmentConfig.model_fields if n != "margin"}
+    bare = counted_work(AugmentConfig.model_validate(off))
+    assert (bare.copies, bare.label_copies, bare.gathers, bare.normals, bare.multiply_adds) == (1, 1, 0, 0, 0)
+    some = {"rotation": {"probability": 0.5}, "noise": {"probability": 0.25}, "gamma": {"probability": 0.1}}
+    work = counted_work(AugmentConfig.model_validate({**off, **some}))
+    assert work.gathers == 4.5
+    assert work.copies == pytest.approx(1 + 0.5 + 0.25 + 0.3)
+    assert work.normals == 0.25
+    assert work.multiply_adds == pytest.approx(7 * 0.5 + 2)
+    assert work.seconds(Rates(1.0, 2.0, 10.0, 100.0, 1000.0), 2) == pytest.approx(2 * (2.05 + 2 + 45 + 25 + 5500))
+
+
+def test_the_floor_lies_below_what_augmentation_takes():
+    rates = measure_rates((16, 16, 16))
+    assert all(0 < rate < 1e-6 for rate in vars(rates).values())
+    text = floor_text(AugmentConfig(), (16, 16, 16), 1e-4, 1e-2)
+    assert "Counted floor" in text
+    assert "segspeed torch reaches" in text

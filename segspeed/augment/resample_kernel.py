@@ -28,23 +28,27 @@ def between(first, last, start, slope, low, high):  # type: ignore[no-untyped-de
 
 
 @njit(**FAST)
+def pair(place, length):  # type: ignore[no-untyped-def]
+    """The two voxels a place lies between and their weights; one that lies outside weighs nothing."""
+    below = int(np.floor(place))
+    share = np.float32(place - below)
+    first = np.float32(1) - share if 0 <= below < length else np.float32(0)
+    second = share if -1 <= below < length - 1 else np.float32(0)
+    return min(max(below, 0), length - 1), min(max(below + 1, 0), length - 1), first, second
+
+
+@njit(**FAST)
 def border(image, label, z, y, x, out, out_label, d, h, w):  # type: ignore[no-untyped-def]
     """One voxel with neighbours that may lie outside, which count as 0."""
     channels, depth, height, width = image.shape
-    fz, fy, fx = np.floor(z), np.floor(y), np.floor(x)
-    k, j, i = int(fz), int(fy), int(fx)
-    az, ay, ax = np.float32(z - fz), np.float32(y - fy), np.float32(x - fx)
+    k, o, wk, wo = pair(z, depth)
+    j, m, wj, wm = pair(y, height)
+    i, n, wi, wn = pair(x, width)
     for c in range(channels):
-        total = np.float32(0)
-        for dk in range(2):
-            for dj in range(2):
-                for di in range(2):
-                    a, b, e = k + dk, j + dj, i + di
-                    if 0 <= a < depth and 0 <= b < height and 0 <= e < width:
-                        total += (
-                            (az if dk else 1 - az) * (ay if dj else 1 - ay) * (ax if di else 1 - ax) * image[c, a, b, e]
-                        )
-        out[c, d, h, w] = total
+        v = image[c]
+        front = wj * (wi * v[k, j, i] + wn * v[k, j, n]) + wm * (wi * v[k, m, i] + wn * v[k, m, n])
+        back = wj * (wi * v[o, j, i] + wn * v[o, j, n]) + wm * (wi * v[o, m, i] + wn * v[o, m, n])
+        out[c, d, h, w] = wk * front + wo * back
     a, b, e = int(np.rint(z)), int(np.rint(y)), int(np.rint(x))
     within = 0 <= a < depth and 0 <= b < height and 0 <= e < width
     out_label[d, h, w] = label[a, b, e] if within else 0

@@ -39,6 +39,7 @@ class Volume:
     ornt: np.ndarray  # (3, 2) nibabel orientation of the file axes
     spacing: Triple  # mm, (D, H, W)
     notes: tuple[tuple[str, str], ...] = ()
+    step: float = 0.0  # the slope that an integer file scales its values by: the size of its rounding; 0 without one
 
     @property
     def shape(self) -> Shape3:
@@ -80,7 +81,7 @@ class VolumeError(DataError):
 def read_volume(path: Path, *, scaled: bool = True) -> Volume:
     """Read a NIfTI file whole, voxels included (a truncated file has a sound header).
 
-    ``scaled`` gives float32 with slope and intercept applied; without it float64 (labels, see
+    ``scaled`` gives float32 with slope and intercept applied; without it integers or float64 (labels, see
     `segspeed.data.labels`). Raises VolumeError with what is wrong and what to do.
     """
     try:
@@ -124,14 +125,14 @@ def _read(path: Path, scaled: bool) -> Volume:
     if (lengths <= 0).any():
         raise VolumeError("bad-affine", f"voxel sizes {lengths.tolist()} mm in the header: they must be positive")
     raw = np.asanyarray(image.dataobj)
-    array = raw.reshape(spatial).astype(np.float32 if scaled else np.float64, copy=False)
+    array = raw.reshape(spatial).astype(np.float32 if scaled else _exact(raw.dtype), copy=False)
     notes += _header_notes(image.header, affine, spatial)
     ornt = io_orientation(affine)
     if np.isnan(ornt).any():
         raise VolumeError("bad-affine", "the affine maps two axes onto one; the header is damaged")
     canonical = apply_orientation(array, ornt_transform(ornt, _RAS)).transpose(2, 1, 0)
     i, j, k = (float(lengths[int(np.where(ornt[:, 0] == axis)[0][0])]) for axis in range(3))
-    return Volume(np.ascontiguousarray(canonical), affine, spatial, ornt, (k, j, i), tuple(notes))
+    return Volume(np.ascontiguousarray(canonical), affine, spatial, ornt, (k, j, i), tuple(notes), _step(image))
 
 
 def to_file_axes(array: np.ndarray, geometry: Geometry) -> np.ndarray:
@@ -149,6 +150,17 @@ def corner_distance_mm(affine_a: np.ndarray, shape_a: Shape3, affine_b: np.ndarr
         return at @ np.asarray(affine)[:3, :3].T + np.asarray(affine)[:3, 3]
 
     return float(np.linalg.norm(corners(affine_a, shape_a) - corners(affine_b, shape_b), axis=1).max())
+
+
+def _exact(kind: np.dtype) -> np.dtype:
+    """A type in native byte order that holds every value of ``kind``."""
+    return kind.newbyteorder("=") if kind.kind in "iu" else np.dtype(np.float64)
+
+
+def _step(image: nib.spatialimages.SpatialImage) -> float:
+    slope, _ = image.header.get_slope_inter() if hasattr(image.header, "get_slope_inter") else (None, None)
+    integer = np.issubdtype(image.get_data_dtype(), np.integer)
+    return abs(float(slope)) if integer and slope not in (None, 1.0) else 0.0
 
 
 def _why(path: Path, error: BaseException) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from segspeed.data.digest import Memo, hash_file, hash_text, stamp
 from segspeed.data.geometry import Volume, VolumeError, corner_distance_mm, read_volume
-from segspeed.data.labels import label_step, to_class_indices
+from segspeed.data.labels import to_class_indices
 from segspeed.data.pool import run_jobs
 from segspeed.data.preprocess import content_box
 from segspeed.jsonio import from_plain, to_plain
@@ -109,7 +109,7 @@ def _label(case: Case, labels, report) -> tuple[np.ndarray | None, Volume | None
         return None, None
     try:
         volume = read_volume(case.label, scaled=False)
-        indices = to_class_indices(volume, labels, label_step(case.label))
+        indices = to_class_indices(volume, labels)
     except VolumeError as error:
         report(case.label, error.kind, str(error))
         return None, None

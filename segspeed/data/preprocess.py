@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import ndimage
 
 from segspeed.data.geometry import VolumeError, read_volume
-from segspeed.data.labels import label_step, to_class_indices
+from segspeed.data.labels import to_class_indices
 from segspeed.types import Case, DataError, Geometry, Shape3, Triple
 
 FOREGROUND_VOXELS = 10_000  # kept a class: enough to draw from, small enough to keep for every case
@@ -45,7 +44,7 @@ def preprocess(
         if case.label is None:
             raise VolumeError("missing-label", "the case has no label")
         label_volume = read_volume(case.label, scaled=False)
-        native = to_class_indices(label_volume, labels, label_step(case.label))
+        native = to_class_indices(label_volume, labels)
     except VolumeError as error:
         raise DataError(f"case {case.id}: {error}") from error
     first = volumes[0]
@@ -131,6 +130,8 @@ def resample_label(label: np.ndarray, shape: Shape3) -> np.ndarray:
 
 
 def _zoom(array: np.ndarray, shape: tuple[int, ...], order: int) -> np.ndarray:
+    from scipy import ndimage  # half a second of import, which cohorts that are not resampled spare themselves
+
     factors = [n / m for n, m in zip(shape, array.shape, strict=True)]
     out = ndimage.zoom(array, factors, order=order, mode="nearest", grid_mode=True)
     assert out.shape == tuple(shape), f"{out.shape} came out of a resampling to {shape}"

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segspeed.data.geometry import VolumeError, read_volume
-from segspeed.data.labels import label_step, to_class_indices, to_file_values
+from segspeed.data.geometry import Volume, VolumeError, read_volume
+from segspeed.data.labels import to_class_indices, to_file_values
 
 CLASSES = {"a": (1,), "b": (3, 4), "c": (255,)}
 
 
 def indices(path, labels=None):
-    return to_class_indices(read_volume(path, scaled=False), labels or CLASSES, label_step(path))
+    return to_class_indices(read_volume(path, scaled=False), labels or CLASSES)
 
 
 def test_values_become_indices_and_merged_ones_share_one(tmp_path, write):
@@ -60,3 +60,23 @@ def test_indices_go_back_to_the_users_values_in_the_smallest_type(values):
     for kind in smaller:
         if np.dtype(kind).itemsize < out.dtype.itemsize:
             assert not (np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
+
+
+@pytest.mark.parametrize(
+    "kind", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint64, np.float32, ">i2", ">f8"]
+)
+def test_every_type_and_byte_order_gives_the_same_indices(tmp_path, kind):
+    wide = np.dtype(kind).itemsize > 1
+    labels = {"low": (-100,) if np.dtype(kind).kind != "u" else (5,), "high": (100,), "far": (30000 if wide else 101,)}
+    values = np.array([0, labels["low"][0], 100, labels["far"][0]]).astype(kind).reshape(1, 2, 2)
+    volume = Volume(values if np.dtype(kind).isnative else values.astype(np.dtype(kind).newbyteorder("=")), np.eye(4),
+                    (2, 2, 1), np.zeros((3, 2)), (1.0, 1.0, 1.0))  # fmt: skip
+    assert to_class_indices(volume, labels).ravel().tolist() == [0, 1, 2, 3]
+
+
+def test_values_too_far_apart_for_a_table():
+    values = np.array([0, 7, 2**40], np.int64).reshape(1, 1, 3)
+    volume = Volume(values, np.eye(4), (3, 1, 1), np.zeros((3, 2)), (1.0, 1.0, 1.0))
+    assert to_class_indices(volume, {"a": (7,), "b": (2**40,)}).ravel().tolist() == [0, 1, 2]
+    with pytest.raises(VolumeError, match=r"7 \(1 voxels\)"):
+        to_class_indices(volume, {"b": (2**40,)})

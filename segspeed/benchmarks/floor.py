@@ -109,7 +109,8 @@ def floor_text(config: AugmentConfig, patch: Shape3, read_s: float, ours_s: floa
     return (
         f"Counted floor: {floor * 1e3:.1f} ms a patch{share}. Reading {read_s * 1e3:.2f} ms; a voxel then takes "
         f"{work.gathers:.1f} values gathered at {rates.gather * 1e9:.2f} ns, {work.copies:.1f} copies at "
-        f"{rates.copy * 1e9:.2f} ns, {work.normals:.2f} normal numbers at {rates.normal * 1e9:.1f} ns, {work.multiply_adds:.0f} multiply-adds at "
+        f"{rates.copy * 1e9:.2f} ns, {work.normals:.2f} normal numbers at {rates.normal * 1e9:.1f} ns, "
+        f"{work.multiply_adds:.0f} multiply-adds at "
         f"{rates.multiply_add * 1e9:.3f} ns, one label copied at {rates.copy_label * 1e9:.2f} ns."
     )
 

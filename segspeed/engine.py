@@ -66,6 +66,7 @@ class Learner:
                 with self.precision.autocast():
                     heads = as_heads(self.model(batch.image))
                 share = deep_supervision(self.loss, heads, batch.label) * (len(batch.cases) / samples)
+                del heads  # the logits need not outlive the loss
             with self.meter("backward"):
                 self.precision.backward(share)
             total += share.detach()

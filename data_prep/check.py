@@ -27,7 +27,7 @@ def main(cfg: Config) -> int:
     from segspeed.preparation import inspect_cohort
     from segspeed.record.live import say, track
 
-    cohort = cohort_from(cfg)
+    cohort = cohort_from(cfg.data)
     facts, problems = inspect_cohort(cfg, cohort, track)
     problems = sorted([*problems, *_split_problems(cfg, cohort)], key=lambda p: (RANK[p.severity], p.kind, p.case))
     path = Path(cfg.run.root) / cohort.folder_name / "check.json"

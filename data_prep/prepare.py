@@ -22,7 +22,7 @@ def main(cfg: Config) -> int:
     from segspeed.record.live import say, track
 
     device = build.device_from(cfg)
-    prepared = prepare(cfg, build.cohort_from(cfg), device.type, track)
+    prepared = prepare(cfg, build.cohort_from(cfg.data), device.type, track)
     plan, cases = prepared.plan, len(prepared.entries)
     say(f"{prepared.cohort.name}: {prepared.built} of {cases} cases built, {cases - prepared.built} were there")
     say(

@@ -17,6 +17,7 @@ from torch import nn
 
 from segspeed.augment.torch_backend import source_shape
 from segspeed.config import Component, Config, DataConfig
+from segspeed.config_inference import InferenceConfig
 from segspeed.data.cache import CacheEntry, resident
 from segspeed.data.sampling import PatchSampler
 from segspeed.engine import Learner
@@ -55,23 +56,23 @@ def make(component: Component, /, *args: Any, **supplied: Any) -> Any:
         raise SettingError(f"{component.target}: {error}") from error
 
 
-def cohort_from(cfg: Config) -> Cohort:
-    """The cohort of ``cfg.data``: the source's cases, renamed and with exclusions applied.
+def cohort_from(data: DataConfig) -> Cohort:
+    """The cohort of a data section: the source's cases, renamed and with exclusions applied.
 
     Raises DataError when an excluded id or a class of ``swap_on_flip`` does not exist.
     """
-    cohort = make(cfg.data)
+    cohort = make(data)
     if not isinstance(cohort, Cohort):
-        raise SettingError(f"{cfg.data.target} returned {type(cohort).__name__}; a data source returns a Cohort")
+        raise SettingError(f"{data.target} returned {type(cohort).__name__}; a data source returns a Cohort")
     ids = {c.id for c in cohort.cases}
-    unknown = [i for i in cfg.data.exclude if i not in ids]
+    unknown = [i for i in data.exclude if i not in ids]
     if unknown:
         raise SettingError(f"data.exclude names cases the cohort does not have: {', '.join(unknown)}")
-    swap_pairs(cfg.data, cohort)
-    kept = tuple(c for c in cohort.cases if c.id not in set(cfg.data.exclude))
+    swap_pairs(data, cohort)
+    kept = tuple(c for c in cohort.cases if c.id not in set(data.exclude))
     if not kept:
         raise DataError(f"the cohort {cohort.name} has no cases left")
-    return dataclasses.replace(cohort, name=cfg.data.name or cohort.name, cases=kept)
+    return dataclasses.replace(cohort, name=data.name or cohort.name, cases=kept)
 
 
 def swap_pairs(data: DataConfig, cohort: Cohort) -> list[tuple[int, int]]:
@@ -87,7 +88,7 @@ def swap_pairs(data: DataConfig, cohort: Cohort) -> list[tuple[int, int]]:
     return [(names.index(a) + 1, names.index(b) + 1) for a, b in data.swap_on_flip]
 
 
-def device_from(cfg: Config) -> torch.device:
+def device_from(cfg: Config | InferenceConfig) -> torch.device:
     """The device to train on, with the number of CPU threads and TF32 set as a side effect."""
     name = cfg.device
     if name == "auto":
@@ -98,8 +99,9 @@ def device_from(cfg: Config) -> torch.device:
         raise SettingError("device=mps, but torch sees no Apple GPU; use device=cpu or device=auto")
     torch.set_num_threads(available_cpus() if cfg.threads == "auto" else int(cfg.threads))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.use_deterministic_algorithms(cfg.train.deterministic)
-    torch.backends.cudnn.benchmark = not cfg.train.deterministic
+    exact = isinstance(cfg, Config) and cfg.train.deterministic
+    torch.use_deterministic_algorithms(exact)
+    torch.backends.cudnn.benchmark = not exact
     return torch.device(name)
 
 
@@ -230,14 +232,16 @@ def mirrored(cfg: Config, predictor: Predictor) -> Predictor:
 
 def norms_of(entries: list[CacheEntry], plan: Plan) -> list[np.ndarray]:
     """Normalisation constants ``(C, 4)`` a case: the training cases' for CT channels, its own for the others."""
-    out = []
-    for entry in entries:
-        norm = np.array(entry.norm, dtype=np.float32)
-        for channel, ct in enumerate(plan.ct_norm):
-            if ct is not None:
-                norm[channel] = (ct.low, ct.high, ct.mean, ct.std)
-        out.append(norm)
-    return out
+    return [norm_of(entry.norm, plan) for entry in entries]
+
+
+def norm_of(own: np.ndarray, plan: Plan) -> np.ndarray:
+    """A case's constants ``(C, 4)`` with those of the Plan in the place of its CT channels' own."""
+    norm = np.array(own, dtype=np.float32)
+    for channel, ct in enumerate(plan.ct_norm):
+        if ct is not None:
+            norm[channel] = (ct.low, ct.high, ct.mean, ct.std)
+    return norm
 
 
 def cache_root(cfg: Config) -> Path:

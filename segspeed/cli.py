@@ -12,9 +12,12 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
+
+from pydantic import BaseModel
 
 from segspeed.config import Config
 from segspeed.speed.signals import leave
@@ -41,7 +44,26 @@ def config_folder() -> Path:
     return checkout if (checkout / "train.yaml").is_file() else package / "_conf"
 
 
-def door(main: Callable[[Config], int]) -> Callable[[], NoReturn]:
+@dataclass(frozen=True)
+class Frame:
+    """What a door reads: its schema and the YAML of ``conf/`` with its values."""
+
+    schema: type[BaseModel] = Config
+    root: str = "train"
+
+    def groups(self) -> list[str]:
+        """Folders of ``conf/`` that this door chooses from."""
+        found = sorted(p.name for p in config_folder().iterdir() if p.is_dir() and p.name != "hydra")
+        return found if self.schema is Config else [g for g in found if g in self.schema.model_fields]
+
+    def text_keys(self) -> set[str]:
+        return {k.path for k in keys(self.schema) if k.type.split(" or ")[0] == "text"}
+
+
+TRAIN = Frame()
+
+
+def door(main: Callable[[Any], int], frame: Frame = TRAIN) -> Callable[[], NoReturn]:
     """Turn ``main(cfg) -> exit code`` into a command. Its module's docstring heads ``--help``.
 
     Exit codes: 2 for wrong settings, 1 for wrong data, 130 after Ctrl-C, 143 after SIGTERM, else what ``main`` gives.
@@ -50,7 +72,7 @@ def door(main: Callable[[Config], int]) -> Callable[[], NoReturn]:
     def run() -> NoReturn:
         signal.signal(signal.SIGTERM, leave)
         try:
-            sys.exit(_through_hydra(main))
+            sys.exit(_through_hydra(main, frame))
         except SettingsError as error:
             _tell("Settings:", *(f"  {p}" for p in error.problems))
             sys.exit(REFUSED)
@@ -77,7 +99,7 @@ def _tell(*lines: str) -> None:
     print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
-def _through_hydra(main: Callable[[Config], int]) -> int:
+def _through_hydra(main: Callable[[Any], int], frame: Frame) -> int:
     import hydra
     from hydra.errors import HydraException
     from omegaconf import DictConfig, OmegaConf
@@ -101,22 +123,22 @@ def _through_hydra(main: Callable[[Config], int]) -> int:
         except BaseException as error:
             stopped.append(error)
 
-    def _settings(composed: DictConfig) -> Config:
+    def _settings(composed: DictConfig) -> BaseModel:
         try:
             raw = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
         except OmegaConfBaseException as error:
             raise SettingsError([str(error).splitlines()[0]]) from error
-        cfg = validate(raw)  # type: ignore[arg-type]
+        cfg = validate(raw, frame.schema)  # type: ignore[arg-type]
         check_targets(cfg)
         return cfg
 
     task.__module__ = main.__module__
     doc = inspect.getdoc(sys.modules[main.__module__]) or ""
     OmegaConf.register_new_resolver("segspeed.doc", lambda *_: doc, replace=True)
-    sys.argv = [sys.argv[0], *prepare_arguments(sys.argv[1:])]
+    sys.argv = [sys.argv[0], *prepare_arguments(sys.argv[1:], frame)]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises what it would otherwise print and swallow
     try:
-        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="train")(task)()
+        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=frame.root)(task)()
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError([_hydra_problem(error)]) from error
     if stopped:
@@ -124,7 +146,7 @@ def _through_hydra(main: Callable[[Config], int]) -> int:
     return max(codes, default=0)
 
 
-def prepare_arguments(arguments: Sequence[str]) -> list[str]:
+def prepare_arguments(arguments: Sequence[str], frame: Frame = TRAIN) -> list[str]:
     """Command-line arguments as Hydra takes them; raises SettingsError with every override that cannot work.
 
     Keyword arguments of an open section (model.act=relu) need no plus sign here, and the length of a run given in
@@ -139,13 +161,13 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
     out = []
     given: dict[str, Any] = {}
     for text in overrides:
-        key, value, replacement = _override(text, problems, sweeping)
+        key, value, replacement = _override(text, problems, sweeping, frame)
         given[key] = value
         out.append(replacement)
     if problems:
         raise SettingsError(problems)
     for one, other in (("train.steps", "train.budget"), ("train.budget", "train.steps")):
-        if given.get(one) is not None and other not in given:
+        if frame.schema is Config and given.get(one) is not None and other not in given:
             out.append(f"{other}=null")
     flags = list(arguments)
     for text in overrides:
@@ -153,7 +175,7 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
     return [*flags, *out]
 
 
-def _override(text: str, problems: list[str], sweeping: bool) -> tuple[str, Any, str]:
+def _override(text: str, problems: list[str], sweeping: bool, frame: Frame) -> tuple[str, Any, str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -171,25 +193,28 @@ def _override(text: str, problems: list[str], sweeping: bool) -> tuple[str, Any,
     section = key.split(".")[0]
     if "/" in key or section == "hydra" or parsed.is_delete():
         return key, None, text
-    if key in _groups():
+    groups = frame.groups()
+    if key in groups:
         value = parsed.value()
-        if not isinstance(value, str) and (value is not None or key not in ("experiment", "debug", "bench")):
+        if not isinstance(value, str) and (
+            value is not None or key not in ("experiment", "debug", "bench") and frame.schema is Config
+        ):
             problems.append(f"{text}: name one of the choices: {', '.join(_choices(key))}")
         return key, value, text
-    known = {k.path for k in keys()}
+    known = {k.path for k in keys(frame.schema)}
     inside = any(k.startswith(f"{key}.") for k in known)  # a whole section or group
-    if isinstance(parsed.value(), (int, float)) and not isinstance(parsed.value(), bool) and key in _text_keys():
+    if isinstance(parsed.value(), (int, float)) and not isinstance(parsed.value(), bool) and key in frame.text_keys():
         bare = text.partition("=")[2].strip()  # 2026_01_02 is a name, not the number 20260102
         return key, bare, f'{key}="{bare}"'
     if key in known or inside:
         return key, parsed.value(), text.lstrip("+")
-    if is_open(section) and "." in key:
+    if is_open(section, frame.schema) and "." in key:
         return key, parsed.value(), "++" + text.lstrip("+")  # checked against the signature of the target
-    groups = get_close_matches(key, _groups(), 1)
-    if groups and nearest_key(key) is None:
-        problems.append(f"unknown group {key}; did you mean {groups[0]}={text.partition('=')[2]}?")
+    near = get_close_matches(key, groups, 1)
+    if near and nearest_key(key, frame.schema) is None:
+        problems.append(f"unknown group {key}; did you mean {near[0]}={text.partition('=')[2]}?")
     else:
-        problems.append(unknown_key(key))
+        problems.append(unknown_key(key, frame.schema))
     return key, None, text
 
 
@@ -207,15 +232,6 @@ def _quoted(text: str, what: str) -> str:
     inner = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
     written = f'{key}="{inner}"'
     return f"{what} needs both pairs of quotes: {shlex.quote(written)}"
-
-
-def _groups() -> list[str]:
-    folder = config_folder()
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name != "hydra")
-
-
-def _text_keys() -> set[str]:
-    return {k.path for k in keys() if k.type.split(" or ")[0] == "text"}
 
 
 def _choices(group: str) -> list[str]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from segspeed.augment.intensity import normalise
 from segspeed.data.cache import CacheEntry
-from segspeed.infer.export import to_native
-from segspeed.infer.sliding import Window, predict_logits
+from segspeed.infer.export import label_map, native_planes
+from segspeed.infer.sliding import Window, finished_planes, forward_of
 from segspeed.metric.overlap import dice_per_class
 from segspeed.speed.precision import Precision
 
@@ -27,14 +27,23 @@ class Predictor:
     mirror: tuple[int, ...] = ()
     swap_on_flip: Sequence[tuple[int, int]] = ()
 
-    def scores(self, image: np.ndarray, norm: np.ndarray) -> np.ndarray:
-        """Logits ``(K, D, H, W)`` float32 of a raw volume ``(C, D, H, W)`` with constants ``(C, 4)``."""
+    def planes(self, image: np.ndarray, norm: np.ndarray, axis: int = 0) -> Iterator[tuple[int, Tensor]]:
+        """Scores of a raw volume ``(C, D, H, W)`` with constants ``(C, 4)``, some planes along ``axis`` at a time."""
         device = self.precision.device
         volume = torch.from_numpy(np.array(image[:], dtype=np.float32)).to(device)
         volume = normalise(volume[None], torch.from_numpy(norm)[None].to(device))[0]
         self.model.eval()
-        logits = predict_logits(self.model, volume, self.window, self.precision, self.mirror, self.swap_on_flip)
-        return logits.cpu().numpy()
+        forward = forward_of(self.model, self.precision, self.mirror, self.swap_on_flip)
+        return finished_planes(forward, volume, self.window, axis)
+
+    def classes(self, image: np.ndarray, norm: np.ndarray) -> np.ndarray:
+        """Class indices ``(D, H, W)`` on the volume's own grid."""
+        return np.concatenate([scores.argmax(0).cpu().numpy() for _, scores in self.planes(image, norm)])
+
+
+def slow_axis(shape: Sequence[int]) -> int:
+    """The longest axis: across it a volume is smallest, and that is what a sliding window holds."""
+    return int(np.argmax(shape))
 
 
 def evaluate_cases(
@@ -42,6 +51,8 @@ def evaluate_cases(
 ) -> Iterator[tuple[str, list[float | None]]]:
     """Case id and Dice a foreground class (None: absent from reference and prediction), as they are scored."""
     for entry, norm in zip(entries, norms, strict=True):
-        scores = predictor.scores(entry.image, norm)
-        prediction = to_native(scores, entry.geometry)
+        geometry = entry.geometry
+        axis = slow_axis(geometry.target_shape)
+        native = native_planes(predictor.planes(entry.image, norm, axis), geometry, axis)
+        prediction = label_map(native, geometry, classes, axis)
         yield entry.case_id, dice_per_class(entry.native_label, prediction, classes)

@@ -84,7 +84,6 @@ def draw_overlays(run: Run, summary: Summary) -> list[Overlay]:
         for role, (case, dice) in chosen.items():
             number = run.prepared.split.val.index(case)
             entry = run.val_entries[number]
-            scores = run.predictor.scores(entry.image, run.val_norms[number])
             pictures.append(
                 make_overlay(
                     role,
@@ -92,7 +91,7 @@ def draw_overlays(run: Run, summary: Summary) -> list[Overlay]:
                     dice,
                     np.asarray(entry.image[0], dtype=np.float32),
                     np.asarray(entry.label),
-                    scores.argmax(0),
+                    run.predictor.classes(entry.image, run.val_norms[number]),
                     run.prepared.plan.spacing,
                 )
             )

@@ -35,7 +35,7 @@ def train(cfg: Config) -> dict[str, Any]:
     clock = Clock()
     with clock.measure("setup"):
         device = build.device_from(cfg)
-        cohort = build.cohort_from(cfg)
+        cohort = build.cohort_from(cfg.data)
     folder = choose_folder(cfg.run.root, cohort.folder_name, cfg.run.name)
     with folder.locked():
         frozen = reopen(folder, cfg)

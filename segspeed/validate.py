@@ -50,6 +50,9 @@ SUPPLIED = {
 }
 
 
+T = typing.TypeVar("T", bound=BaseModel)
+
+
 class SettingsError(ValueError):
     """Settings that cannot work; ``problems`` are lines for the user."""
 
@@ -58,17 +61,18 @@ class SettingsError(ValueError):
         self.problems = list(problems)
 
 
-def validate(raw: Mapping[str, Any]) -> Config:
-    """The settings as a `Config`. ``raw`` is the composed configuration as plain values; "???" marks what is missing.
+def validate(raw: Mapping[str, Any], schema: type[T] = Config) -> T:  # type: ignore[assignment]
+    """The settings as a `Config`, or as another schema. ``raw`` is the composed configuration as plain values; "???" marks
+    what is missing.
 
     Raises SettingsError with every problem.
     """
     problems = [f"{path} is missing: give {path}=..." for path in _missing(raw)]
     try:
-        cfg = Config.model_validate(raw)
+        cfg = schema.model_validate(raw)
     except ValidationError as error:
-        raise SettingsError([*problems, *_explain(error, raw)]) from error
-    problems += _impossible(cfg)
+        raise SettingsError([*problems, *_explain(error, raw, schema)]) from error
+    problems += _impossible(cfg) if isinstance(cfg, Config) else []
     if problems:
         raise SettingsError(problems)
     return cfg
@@ -98,7 +102,7 @@ def _impossible(cfg: Config) -> list[str]:
     return problems
 
 
-def _explain(error: ValidationError, raw: Mapping[str, Any]) -> list[str]:
+def _explain(error: ValidationError, raw: Mapping[str, Any], schema: type[BaseModel]) -> list[str]:
     """pydantic's errors as lines; the alternatives of one value ("auto" or a number) in one line."""
     lines: dict[str, list[str]] = {}
     for item in error.errors():
@@ -106,7 +110,7 @@ def _explain(error: ValidationError, raw: Mapping[str, Any]) -> list[str]:
         if value_at(raw, path) == "???":
             continue  # reported as missing
         if item["type"] == "extra_forbidden":
-            lines.setdefault(unknown_key(path), [])
+            lines.setdefault(unknown_key(path, schema), [])
         elif item["type"] == "missing" and isinstance(item["loc"][-1], int):
             lines.setdefault(f"{path}={shown(value_at(raw, path))}", []).append("has too few values")
         elif item["type"] == "missing":
@@ -154,20 +158,20 @@ def _plain_message(text: str) -> str:
     return re.sub(r"a valid boolean.*", "true or false", text)
 
 
-def unknown_key(path: str) -> str:
+def unknown_key(path: str, schema: type[BaseModel] = Config) -> str:
     """One line for a key that does not exist."""
-    hint = MOVED.get(path) or nearest_key(path)
+    hint = (MOVED.get(path) if schema is Config else None) or nearest_key(path, schema)
     return f"unknown key {path}" + (f"; did you mean {hint}?" if hint else "; README lists all keys")
 
 
-def nearest_key(path: str) -> str | None:
+def nearest_key(path: str, schema: type[BaseModel] = Config) -> str | None:
     """The valid key most like ``path``: the same last word somewhere else, or a similar spelling."""
-    known = [key.path for key in keys()]
+    known = [key.path for key in keys(schema)]
     last = path.rsplit(".", 1)[-1]
     same = [k for k in known if k.rsplit(".", 1)[-1] == last]
     if len(same) == 1:
         return same[0]
-    if near := get_close_matches(path, [*known, *Config.model_fields], 1, cutoff=0.75):
+    if near := get_close_matches(path, [*known, *schema.model_fields], 1, cutoff=0.75):
         return near[0]
     by_word = get_close_matches(last, [k.rsplit(".", 1)[-1] for k in known], 1, cutoff=0.7)
     found = [k for k in known if by_word and k.rsplit(".", 1)[-1] == by_word[0]]
@@ -182,9 +186,9 @@ class Key(typing.NamedTuple):
     meaning: str
 
 
-def keys() -> list[Key]:
+def keys(schema: type[BaseModel] = Config) -> list[Key]:
     """Every key of the schema, in order."""
-    return list(_keys(Config, ""))
+    return list(_keys(schema, ""))
 
 
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
@@ -217,20 +221,23 @@ def _annotation_text(kind: Any) -> str:
     )
 
 
-def is_open(section: str) -> bool:
+def is_open(section: str, schema: type[BaseModel] = Config) -> bool:
     """Whether a section takes keys beside those of the schema: the keyword arguments of its ``_target_``."""
-    field = Config.model_fields.get(section)
-    return field is not None and isinstance(field.annotation, type) and issubclass(field.annotation, Component)
+    field = schema.model_fields.get(section)
+    kinds = (field.annotation, *typing.get_args(field.annotation)) if field is not None else ()
+    return any(isinstance(kind, type) and issubclass(kind, Component) for kind in kinds)
 
 
-def check_targets(cfg: Config) -> None:
+def check_targets(cfg: BaseModel) -> None:
     """Import every ``_target_`` and hold its keys against its signature. Imports torch where a target does.
 
     Raises SettingsError with every problem.
     """
     problems: list[str] = []
     for section, supplied in SUPPLIED.items():
-        component = getattr(cfg, section)
+        component = getattr(cfg, section, None)
+        if component is None:
+            continue
         target = _import(f"{section}._target_", component.target, problems)
         if target is not None:
             problems += _signature_problems(section, component, target, supplied)

@@ -74,11 +74,11 @@ def test_exclusions_and_pairs_are_checked(settings):
 
     def data(**changes):
         values = {"_target_": "build_parts.returns_cohort", **changes}
-        return cfg.model_copy(update={"data": type(cfg.data).model_validate(values)})
+        return type(cfg.data).model_validate(values)
 
     assert [c.id for c in build.cohort_from(data(exclude=["c1"])).cases] == ["c0", "c2"]
     assert build.cohort_from(data(name="mine")).name == "mine"
-    assert build.swap_pairs(data(swap_on_flip=[["left", "right"]]).data, cohort()) == [(1, 2)]
+    assert build.swap_pairs(data(swap_on_flip=[["left", "right"]]), cohort()) == [(1, 2)]
     with pytest.raises(DataError, match="c9"):
         build.cohort_from(data(exclude=["c9"]))
     with pytest.raises(DataError, match="lfet; known: left, right"):

@@ -15,17 +15,19 @@ PACKAGE = ROOT / "segspeed"
 LAYERS = [
     {"types"},
     {"config", "jsonio", "streams"},
+    {"config_inference"},
     {"data", "augment", "model", "metric", "speed", "record", "validate"},
     {"loader", "cli"},
     {"infer"},
-    {"evaluation"},
+    {"evaluation", "scoring"},
     {"engine"},
     {"build", "ceiling"},
-    {"preparation", "monitor", "benchmarks"},
+    {"preparation", "monitor", "benchmarks", "trained"},
+    {"prediction"},
     {"run"},
     {"outcome"},
     {"training"},
-    {"train", "bench"},
+    {"train", "bench", "predict", "evaluate"},
 ]
 RANK = {room: n for n, rooms in enumerate(LAYERS) for room in rooms}
 

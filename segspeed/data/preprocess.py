@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from segspeed.data.geometry import VolumeError, read_volume
+from segspeed.data.geometry import Volume, VolumeError, read_volume
 from segspeed.data.labels import to_class_indices
 from segspeed.types import Case, DataError, Geometry, Shape3, Triple
 
@@ -32,6 +32,15 @@ class PreparedArrays:
     foreground: dict[int, np.ndarray]
 
 
+@dataclass(frozen=True)
+class PreparedImage:
+    """``image (C, D, H, W)``, ``geometry`` and ``norm`` as in `PreparedArrays`."""
+
+    image: np.ndarray
+    geometry: Geometry
+    norm: np.ndarray
+
+
 def preprocess(
     case: Case, labels: Mapping[str, tuple[int, ...]], spacing: Triple, coarse_axis: int | None
 ) -> PreparedArrays:
@@ -47,36 +56,61 @@ def preprocess(
         native = to_class_indices(label_volume, labels)
     except VolumeError as error:
         raise DataError(f"case {case.id}: {error}") from error
-    first = volumes[0]
-    if any(v.shape != first.shape for v in volumes) or native.shape != first.shape:
-        raise DataError(f"case {case.id}: channels and label have different shapes; run data_prep.check")
-    images = np.stack([v.array for v in volumes])
-    box = content_box(images, native)
-    where = tuple(slice(a, b) for a, b in box)
-    cropped, label = images[(slice(None),) + where], native[where]
-    shape = target_shape(cropped.shape[1:], first.spacing, spacing)
-    image = np.stack([resample_image(channel, shape, coarse_axis) for channel in cropped])
-    placed = resample_label(label, shape)
+    if native.shape != volumes[0].shape:
+        raise DataError(f"case {case.id}: image and label have different shapes; run data_prep.check")
+    prepared = _prepare(case, volumes, native, spacing, coarse_axis)
+    where = tuple(slice(a, b) for a, b in prepared.geometry.crop)
+    placed = resample_label(native[where], prepared.geometry.target_shape)
     return PreparedArrays(
-        image=np.ascontiguousarray(image, dtype=np.float32),
+        image=prepared.image,
         label=np.ascontiguousarray(placed),
         native_label=native,
-        geometry=first.geometry(box, (shape, spacing)),
-        norm=np.stack([zscore_constants(channel) for channel in cropped]),
+        geometry=prepared.geometry,
+        norm=prepared.norm,
         foreground=foreground_voxels(placed),
     )
 
 
-def content_box(images: np.ndarray, label: np.ndarray | None = None) -> Box:
+def preprocess_image(case: Case, spacing: Triple, coarse_axis: int | None) -> PreparedImage:
+    """`preprocess` for a case whose label is not known. Raises DataError with the case and the file that is wrong."""
+    try:
+        volumes = [read_volume(path) for path in case.images]
+    except VolumeError as error:
+        raise DataError(f"case {case.id}: {error}") from error
+    return _prepare(case, volumes, None, spacing, coarse_axis)
+
+
+def _prepare(
+    case: Case, volumes: list[Volume], label: np.ndarray | None, spacing: Triple, coarse_axis: int | None
+) -> PreparedImage:
+    first = volumes[0]
+    if any(v.shape != first.shape for v in volumes):
+        raise DataError(f"case {case.id}: its channels have different shapes; run data_prep.check")
+    channels = [v.array for v in volumes]
+    box = content_box(channels, label)
+    where = tuple(slice(a, b) for a, b in box)
+    cropped = [channel[where] for channel in channels]
+    shape = target_shape(cropped[0].shape, first.spacing, spacing)
+    image = np.empty((len(cropped), *shape), np.float32)
+    for n, channel in enumerate(cropped):
+        image[n] = resample_image(channel, shape, coarse_axis)
+    return PreparedImage(
+        image=image,
+        geometry=first.geometry(box, (shape, spacing)),
+        norm=np.stack([zscore_constants(channel) for channel in cropped]),
+    )
+
+
+def content_box(images: Sequence[np.ndarray] | np.ndarray, label: np.ndarray | None = None) -> Box:
     """Start and stop an axis of what is not padding: voxels above their channel's minimum (zero, or the padding
     value of a scanner), and all labelled ones. A constant volume is kept whole."""
-    inside = np.zeros(images.shape[1:], dtype=bool)
+    inside = np.zeros(images[0].shape, dtype=bool)
     for channel in images:
         inside |= channel > channel.min()
     if label is not None:
         inside |= label > 0
     if not inside.any():
-        d, h, w = images.shape[1:]
+        d, h, w = inside.shape
         return ((0, d), (0, h), (0, w))
     bounds = []
     for axis in range(3):
@@ -93,9 +127,10 @@ def target_shape(shape: tuple[int, ...], spacing: Triple, target: Triple) -> Sha
 
 def zscore_constants(channel: np.ndarray) -> np.ndarray:
     """low, high, mean, std of a channel. A constant one gets std 1, so that it becomes all zeros."""
-    values = channel.astype(np.float64)
-    std = float(values.std())
-    return np.array([values.min(), values.max(), values.mean(), std if std > 1e-8 else 1.0], dtype=np.float32)
+    mean = float(channel.mean(dtype=np.float64))
+    squares = sum(float(np.square(plane.astype(np.float64) - mean).sum()) for plane in channel)  # never twice in memory
+    std = (squares / channel.size) ** 0.5
+    return np.array([channel.min(), channel.max(), mean, std if std > 1e-8 else 1.0], dtype=np.float32)
 
 
 def resample_image(image: np.ndarray, shape: Shape3, coarse_axis: int | None) -> np.ndarray:

@@ -33,6 +33,10 @@ class WeightAverage:
         finally:
             _assign(model, own)
 
+    def put_into(self, model: nn.Module) -> None:
+        """Give the model the averaged weights for good."""
+        _assign(model, self.shadow)
+
     def state_dict(self) -> dict[str, object]:
         return {"updates": self.updates, "shadow": self.shadow}
 

@@ -3,12 +3,15 @@ import itertools
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 from nibabel.orientations import axcodes2ornt, inv_ornt_aff, ornt_transform
+from scipy import ndimage
 
 from segspeed.data.geometry import read_volume
 from segspeed.data.preprocess import preprocess
-from segspeed.infer.export import save_label_map, to_native
-from segspeed.types import Case
+from segspeed.infer import export
+from segspeed.infer.export import label_map, native_planes, save_label_map, to_native
+from segspeed.types import Case, Geometry
 
 CODES = ["".join(c) for p in itertools.permutations(("LR", "PA", "IS")) for c in itertools.product(*p)]
 LABELS = {"organ": (117,), "lesion": (300,)}
@@ -72,3 +75,33 @@ def test_a_shear_that_no_quaternion_holds_leaves_the_qform_out(tmp_path, write):
     written = nib.load(tmp_path / "o.nii")
     assert written.header["qform_code"] == 0
     np.testing.assert_array_equal(written.affine, nib.load(case.images[0]).affine)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("native", [(20, 15, 31), (9, 8, 40), (12, 10, 14)])
+def test_planes_come_back_as_scipys_zoom_brings_the_whole(native, axis, monkeypatch):
+    """However the planes are dealt out, the result is that of one linear resampling with grid corners aligned."""
+    small = (12, 10, 14)
+    scores = np.random.default_rng(0).normal(size=(3, *small)).astype(np.float32)
+    geometry = Geometry(
+        affine=tuple(map(tuple, np.eye(4))), file_shape=native[::-1], ornt=((2, 1), (1, 1), (0, 1)), shape=native,
+        crop=tuple((0, n) for n in native), spacing=(1, 1, 1), target_shape=small, target_spacing=(1, 1, 1),
+    )  # fmt: skip
+    factors = [n / s for n, s in zip(native, small, strict=True)]
+    whole = np.stack([ndimage.zoom(s, factors, order=1, mode="nearest", grid_mode=True) for s in scores])
+    monkeypatch.setattr(export, "SLAB_BYTES", 4 * 3 * 500)
+
+    def dealt():
+        place = 0
+        for size in (1, 4, 2, 100):
+            part = np.take(scores, range(place, min(place + size, small[axis])), axis + 1)
+            if part.shape[axis + 1]:
+                yield place, torch.from_numpy(part)
+            place += part.shape[axis + 1]
+
+    found = np.empty_like(whole)
+    for first, part in native_planes(dealt(), geometry, axis):
+        np.moveaxis(found, axis + 1, 0)[first : first + len(part)] = part.numpy()
+    np.testing.assert_allclose(found, whole, atol=1e-4)
+    again = label_map(native_planes(dealt(), geometry, axis), geometry, 2, axis)
+    assert (again == whole.argmax(0)).mean() > 0.999

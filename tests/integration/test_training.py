@@ -64,7 +64,7 @@ def test_the_dice_is_that_of_whole_volumes_on_the_original_grid(tiny, msd_folder
     result = train(cfg)
     folder = folder_of(cfg)
     plan, split = read_json(folder / "plan.json", Plan), read_json(folder / "split.json", Split)
-    cohort = build.cohort_from(cfg)
+    cohort = build.cohort_from(cfg.data)
     model = build.network_from(cfg, plan, cohort, Precision("fp32", torch.device("cpu")))
     model.load_state_dict(load_checkpoint(folder / "last.pt")["model"])
     model.eval()

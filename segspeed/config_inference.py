@@ -1,0 +1,73 @@
+"""The typed schemas of ``python -m segspeed.predict`` and ``python -m segspeed.evaluate``; their values stand in
+``conf/predict.yaml`` and ``conf/evaluate.yaml``. Light to import, as `segspeed.config` is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from segspeed.config import DataConfig, Processes, Strict
+
+Millimetre = Annotated[float, Field(gt=0, le=1000)]
+
+
+class InferenceConfig(Strict):
+    """How a run's network goes over whole volumes."""
+
+    weights: Literal["last", "best"] = Field("last", description="last (averaged) weights, or those best on validation")
+    overlap: Annotated[float, Field(ge=0, lt=1)] = Field(0.5, description="of neighbouring windows")
+    windows: int = Field(2, ge=1, description="windows in one forward pass")
+    mirror: bool = Field(False, description="average over mirrored inputs, along the axes that training mirrored")
+    precision: Literal["run", "fp32", "bf16", "fp16"] = Field("run", description="run: as it was trained")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:1, mps")
+    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field("auto", description="CPU threads")
+    overwrite: bool = Field(False, description="predict again what the output folder holds already")
+    trust: tuple[str, ...] = Field(
+        (), description="packages besides segspeed, monai and torch a run may take objects from"
+    )
+
+
+class PredictConfig(InferenceConfig):
+    """Label maps of new volumes."""
+
+    run: str | tuple[str, ...] = Field(description="a run folder, or several: their probabilities are averaged")
+    input: str = Field(description="a NIfTI file or a folder of them")
+    output: str = Field(description="folder of the label maps")
+    probabilities: bool = Field(False, description="also a map of each class's probability")
+
+
+class EvaluateConfig(InferenceConfig):
+    """Scores of a run on a data set, of anybody's predictions, or a comparison of two."""
+
+    run: str | tuple[str, ...] | None = Field(None, description="a run folder, or several as an ensemble")
+    data: DataConfig | None = Field(None, description="cases to score on; empty: the run's own validation cases")
+    predictions: str | None = Field(None, description="folder of label maps, anybody's")
+    labels: str | None = Field(None, description="folder of reference label maps, of the same names")
+    class_names: dict[str, int | tuple[int, ...]] | None = Field(
+        None, description="{liver: 1, lesion: [2, 3]}; empty: every value found is a class"
+    )
+    compare: tuple[str, ...] = Field((), description="two metrics.json: the second against the first")
+    margin: Annotated[float, Field(ge=0, lt=1)] = Field(0.005, description="of Dice, for the non-inferiority verdict")
+    output: str | None = Field(None, description="folder of the report; beside the run or the predictions if empty")
+    tolerances: tuple[Millimetre, ...] = Field((1.0, 2.0), min_length=1, description="of the surface Dice, mm")
+    tolerance_mm: float = Field(0.1, gt=0, description="prediction and label corners may lie this far apart, mm")
+    lesions: bool = Field(False, description="count found, missed and invented components")
+    workers: Literal["auto"] | Processes = Field("auto", description="processes that score")
+
+    @model_validator(mode="after")
+    def _one_task(self) -> EvaluateConfig:
+        tasks = {
+            "run": self.run is not None,
+            "predictions": self.predictions is not None,
+            "compare": bool(self.compare),
+        }
+        if sum(tasks.values()) != 1:
+            raise ValueError("give one of run=FOLDER, predictions=FOLDER labels=FOLDER, or compare=[A.json,B.json]")
+        if (self.predictions is None) != (self.labels is None):
+            raise ValueError("predictions=FOLDER and labels=FOLDER go together")
+        if self.compare and len(self.compare) != 2:
+            raise ValueError("compare takes two files: compare=[A/metrics.json,B/metrics.json]")
+        if self.data is not None and self.run is None:
+            raise ValueError("data=... says what to predict and score on, so it needs run=FOLDER")
+        return self

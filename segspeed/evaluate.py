@@ -1,0 +1,147 @@
+"""Scores on whole volumes: python -m segspeed.evaluate run=outputs/COHORT/NAME
+
+run=R                             the run's own validation cases, with every metric
+run=R data=pairs data.csv=...     another hospital's cases: predicts and scores them (classes are joined by name)
+predictions=P labels=L            anybody's label maps against references of the same names
+compare=[A,B]                     two metrics.json, case by case: the second against the first
+
+Writes metrics.json, metrics.csv and evaluation.html. Exit code 1 if a case failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from segspeed.cli import Frame, door
+from segspeed.config_inference import EvaluateConfig
+from segspeed.types import DataError
+
+if TYPE_CHECKING:
+    from segspeed.scoring.pairs import ScorePair
+
+Classes = Mapping[str, tuple[int, ...]]
+
+
+def main(cfg: EvaluateConfig) -> int:
+    """Score or compare what ``cfg`` names; 0 when every case was scored."""
+    if cfg.compare:
+        return compare(cfg)
+    failed: list[str] = []
+    pairs, classes, wanted, folder, title = of_run(cfg, failed) if cfg.run is not None else of_folders(cfg)
+    return max(score(cfg, pairs, classes, wanted, folder, title), int(bool(failed)))
+
+
+def of_folders(cfg: EvaluateConfig) -> tuple[list[ScorePair], Classes, tuple[str, ...], Path, str]:
+    """Anybody's predictions: the pairs, the values of each class, the classes to score, the folder and title of the report."""
+    from segspeed.scoring.pairs import find_pairs
+    from segspeed.scoring.score import classes_of
+
+    assert cfg.predictions is not None
+    assert cfg.labels is not None
+    predictions = Path(cfg.predictions)
+    pairs = find_pairs(predictions, Path(cfg.labels))
+    if cfg.class_names is None:
+        classes = classes_of([p.reference for p in pairs])
+    else:
+        classes = {n: (v if isinstance(v, tuple) else (v,)) for n, v in cfg.class_names.items()}
+    folder = Path(cfg.output) if cfg.output else predictions / "evaluation"
+    return pairs, classes, tuple(classes), folder, f"{predictions.name} against {Path(cfg.labels).name}"
+
+
+def of_run(cfg: EvaluateConfig, failed: list[str]) -> tuple[list[ScorePair], Classes, tuple[str, ...], Path, str]:
+    """A run's predictions, made first where they are not there. Cases that could not be predicted go to ``failed``."""
+    from segspeed import build
+    from segspeed.prediction import output_path, predict_cases
+    from segspeed.record.live import say, track
+    from segspeed.scoring.pairs import ScorePair
+    from segspeed.trained import load_runs, with_values_of
+
+    assert cfg.run is not None
+    runs = load_runs(cfg.run, cfg, build.device_from(cfg))
+    run = runs[0]
+    if cfg.data is None:
+        cohort, cases = run.cohort, [run.cohort.case(i) for i in run.split.val]
+        gone = [str(p) for c in cases for p in (*c.images, c.label) if p is not None and not p.exists()]
+        if gone:
+            raise DataError(
+                f"files of the run's validation cases are gone: {', '.join(gone[:5])}; give data=... instead"
+            )
+        if len(runs) > 1:
+            say("warning: other runs of the ensemble may have been trained on these cases; give data=... for others")
+    else:
+        cohort = build.cohort_from(cfg.data)
+        cases = list(cohort.cases)
+    bare = [c.id for c in cases if c.label is None]
+    if bare:
+        raise DataError(
+            f"cases without a label cannot be scored: {', '.join(bare[:10])}; python -m segspeed.predict needs none"
+        )
+    if any(len(c.images) != len(run.cohort.channels) for c in cases):
+        raise DataError(f"the run takes {len(run.cohort.channels)} channels ({', '.join(run.cohort.channels)}) a case")
+    labels = with_values_of(run.cohort, cohort).labels
+    folder = Path(cfg.output) if cfg.output else run.folder / f"evaluation_{cohort.folder_name}"
+    predictions = folder / "predictions"
+    found = predict_cases(runs, cases, predictions, labels=labels, overwrite=cfg.overwrite)
+    for outcome in track(found, len(cases), "predicting"):
+        if outcome.status == "failed":
+            failed.append(outcome.case)
+            say(f"failed: {outcome.problem}")
+    pairs = [
+        ScorePair(c.id, output_path(predictions, c.id), c.label, c.patient, c.site)
+        for c in cases
+        if c.label is not None and c.id not in failed
+    ]
+    if not pairs:
+        raise DataError("no case could be predicted")
+    return pairs, cohort.labels, tuple(labels), folder, f"{' + '.join(r.folder.name for r in runs)} on {cohort.name}"
+
+
+def score(
+    cfg: EvaluateConfig, pairs: list[ScorePair], classes: Classes, wanted: tuple[str, ...], folder: Path, title: str
+) -> int:
+    """Score the pairs, write the report, print the table; 1 if a case failed."""
+    import dataclasses
+
+    from segspeed.record.live import say, track
+    from segspeed.scoring.output import print_scores, write_scores
+    from segspeed.scoring.score import score_pairs
+    from segspeed.scoring.summary import summarise_scores
+    from segspeed.speed.cpus import available_cpus
+
+    workers = available_cpus() if cfg.workers == "auto" else max(1, int(cfg.workers))
+    scored = score_pairs(
+        pairs, classes, tolerances=cfg.tolerances, lesions=cfg.lesions, tolerance_mm=cfg.tolerance_mm, workers=workers
+    )
+    cases = [
+        # classes of the data that the run does not know are read, so that their values are no error, and left out
+        dataclasses.replace(c, scores={n: s for n, s in c.scores.items() if n in wanted}) if c.scores else c
+        for c in track(scored, len(pairs), "scoring")
+    ]
+    summary = summarise_scores(sorted(cases, key=lambda c: c.id))
+    report = write_scores(folder, cases, summary, title)
+    print_scores(summary)
+    say(f"Report: {report}; metrics.json and metrics.csv lie beside it")
+    say(f"Next: compare with another: python -m segspeed.evaluate compare=[OTHER/metrics.json,{folder}/metrics.json]")
+    return int(bool(summary.failed))
+
+
+def compare(cfg: EvaluateConfig) -> int:
+    """Print, and write as comparison.json if ``output`` is given, the second file's scores against the first's."""
+    from segspeed.jsonio import write_json
+    from segspeed.record.live import say
+    from segspeed.scoring.output import compare_scores, print_comparison, read_scores
+
+    first, second = (Path(p) for p in cfg.compare)
+    found = compare_scores(read_scores(first), read_scores(second), margin=cfg.margin)
+    print_comparison(found, name_a=first.parent.name, name_b=second.parent.name)
+    if cfg.output:
+        path = Path(cfg.output) / "comparison.json"
+        write_json(path, found)
+        say(f"Written: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    door(main, Frame(EvaluateConfig, "evaluate"))()

@@ -1,0 +1,209 @@
+"""New volumes through trained networks, to label maps on their own grid: read, predict and write side by side."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from segspeed import build
+from segspeed.data.preprocess import PreparedImage, preprocess_image
+from segspeed.evaluation import slow_axis
+from segspeed.infer.export import Planes, label_map, native_planes, save_label_map, save_probability
+from segspeed.trained import TrainedRun
+from segspeed.types import Case, DataError, Geometry
+
+SUFFIXES = (".nii.gz", ".nii")
+CHANNEL = re.compile(r"(.+)_(\d{4})")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case; ``volumes_ml`` is each predicted class's volume, ``problem`` what went wrong."""
+
+    case: str
+    status: str  # "done", "there" (skipped) or "failed"
+    seconds: float = 0.0
+    network_s: float = 0.0
+    volumes_ml: Mapping[str, float] | None = None
+    problem: str | None = None
+
+
+def find_cases(source: Path, channels: Sequence[str]) -> list[Case]:
+    """The cases of a NIfTI file or a folder: one file a case, or ``ID_0000.nii.gz`` ... a channel (also for one channel).
+
+    Raises DataError with everything that does not fit.
+    """
+    if not source.exists():
+        raise DataError(f"the input does not exist: {source.absolute()}")
+    files = [source] if source.is_file() else sorted(p for p in source.iterdir() if _is_volume(p))
+    if not files or not all(map(_is_volume, files)):
+        raise DataError(f"{source} holds no NIfTI files (.nii or .nii.gz)")
+    numbered = [CHANNEL.fullmatch(_stem(p)) for p in files]
+    if len(channels) == 1 and not all(m and m[2] == "0000" for m in numbered):
+        found = {_stem(p): [p] for p in files}
+        if len(found) < len(files):
+            raise DataError(f"{source} holds .nii and .nii.gz files of the same name; keep one of each")
+        return [Case(name, tuple(paths)) for name, paths in found.items()]
+    groups: dict[str, dict[int, Path]] = {}
+    problems = [f"{p.name} has no channel number" for p, m in zip(files, numbered, strict=True) if m is None]
+    for path, match in zip(files, numbered, strict=True):
+        if match is not None:
+            groups.setdefault(match[1], {})[int(match[2])] = path
+    wanted = set(range(len(channels)))
+    problems += [f"{name} has channel files {sorted(have)}" for name, have in groups.items() if set(have) != wanted]
+    if problems:
+        raise DataError(
+            f"the run needs {len(channels)} channels ({', '.join(channels)}), so each case CASE_0000.nii.gz to "
+            f"CASE_{len(channels) - 1:04d}.nii.gz in {source}: " + "; ".join(problems[:10])
+        )
+    return [Case(name, tuple(have[n] for n in sorted(have))) for name, have in groups.items()]
+
+
+def _is_volume(path: Path) -> bool:
+    return path.name.lower().endswith(SUFFIXES) and not path.name.startswith(".") and path.is_file()
+
+
+def _stem(path: Path) -> str:
+    suffix = next(s for s in SUFFIXES if path.name.lower().endswith(s))
+    return path.name[: -len(suffix)]
+
+
+def output_path(output: Path, case: str) -> Path:
+    return output / f"{re.sub(r'[/:]', '_', case)}.nii.gz"
+
+
+def predict_cases(
+    runs: Sequence[TrainedRun],
+    cases: Sequence[Case],
+    output: Path,
+    *,
+    labels: Mapping[str, tuple[int, ...]],
+    overwrite: bool = False,
+    probabilities: bool = False,
+) -> Iterator[Outcome]:
+    """Write one label map a case into ``output``, values those of ``labels``; yields what became of each.
+
+    While the network works on one case, the next is read and the last one written. A case that fails is told and the others
+    go on. Several runs are averaged over their probabilities.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    todo = [c for c in cases if overwrite or not output_path(output, c.id).exists()]
+    yield from (Outcome(c.id, "there") for c in cases if c not in todo)
+    grids = [(run.plan.spacing, run.plan.coarse_axis) for run in runs]
+    with ThreadPoolExecutor(1, "read") as reader, ThreadPoolExecutor(1, "write") as writer:
+        reading: Future[list[PreparedImage]] | None = None
+        writing: list[tuple[Outcome, Future[None]]] = []
+        for number, case in enumerate(todo):
+            current = reading or reader.submit(_read, case, grids)
+            following = todo[number + 1] if number + 1 < len(todo) else None
+            start = time.perf_counter()
+            try:
+                images = current.result()
+                reading = reader.submit(_read, following, grids) if following else None
+                maps = _predict(runs, images, len(labels), probabilities)
+            except (DataError, MemoryError, RuntimeError) as error:
+                reading = reading if reading is not current else None
+                reading = reading or (reader.submit(_read, following, grids) if following else None)
+                yield Outcome(case.id, "failed", time.perf_counter() - start, problem=_told(case, error))
+                continue
+            del images
+            outcome = Outcome(
+                case.id, "done", time.perf_counter() - start, maps.network_s, maps.volumes_ml(list(labels))
+            )
+            writing.append((outcome, writer.submit(_write, maps, output, case.id, labels)))
+            while len(writing) > 1:
+                yield _written(*writing.pop(0))
+        yield from (_written(*w) for w in writing)
+
+
+@dataclass(frozen=True)
+class _Maps:
+    """A predicted case: class indices ``(D, H, W)`` and, if wanted, 255 times each foreground class's probability."""
+
+    classes: np.ndarray
+    geometry: Geometry
+    shares: np.ndarray | None
+    network_s: float
+
+    def volumes_ml(self, names: Sequence[str]) -> dict[str, float]:
+        voxel = abs(float(np.linalg.det(np.array(self.geometry.affine)[:3, :3]))) / 1000
+        counts = np.bincount(self.classes.ravel(), minlength=len(names) + 1)
+        return {name: round(float(counts[n + 1]) * voxel, 4) for n, name in enumerate(names)}
+
+
+def _read(case: Case, grids: Sequence[tuple[tuple[float, float, float], int | None]]) -> list[PreparedImage]:
+    """The case on each run's grid; runs on the same grid share it."""
+    made = {grid: preprocess_image(case, *grid) for grid in dict.fromkeys(grids)}
+    return [made[grid] for grid in grids]
+
+
+def _predict(runs: Sequence[TrainedRun], images: Sequence[PreparedImage], classes: int, shares: bool) -> _Maps:
+    geometry = images[0].geometry
+    axis = slow_axis(geometry.crop_shape)
+    streams = [
+        native_planes(
+            run.predictor.planes(image.image, build.norm_of(image.norm, run.plan), axis), image.geometry, axis
+        )
+        for run, image in zip(runs, images, strict=True)
+    ]
+    native: Planes = streams[0] if len(streams) == 1 and not shares else _averaged(streams)
+    kept = np.zeros((classes, *geometry.shape), np.uint8) if shares else None
+    if kept is not None:
+        native = _kept(native, kept, geometry, axis)
+    start = time.perf_counter()
+    found = label_map(native, geometry, classes, axis)
+    return _Maps(found, geometry, kept, time.perf_counter() - start)
+
+
+def _averaged(streams: Sequence[Planes]) -> Planes:
+    """Mean probability of the runs, plane by plane: no run's scores of the whole volume exist at any time."""
+    singles = [((part[n : n + 1]) for _, part in stream for n in range(len(part))) for stream in streams]
+    for place, planes in enumerate(zip(*singles, strict=True)):
+        total: Tensor = torch.stack([p.softmax(1) for p in planes]).mean(0)
+        yield place, total
+
+
+def _kept(native: Planes, out: np.ndarray, geometry: Geometry, axis: int) -> Planes:
+    """Pass probabilities on and keep 255 times those of the foreground in ``out (classes, D, H, W)``."""
+    inside = out[(slice(None),) + tuple(slice(a, b) for a, b in geometry.crop)]
+    along = np.moveaxis(inside, axis + 1, 1)
+    for first, part in native:
+        along[:, first : first + len(part)] = (part[:, 1:] * 255).round().to(torch.uint8).cpu().numpy().swapaxes(0, 1)
+        yield first, part
+
+
+def _write(maps: _Maps, output: Path, case: str, labels: Mapping[str, tuple[int, ...]]) -> None:
+    path = output_path(output, case)
+    if maps.shares is not None:
+        for name, share in zip(labels, maps.shares, strict=True):
+            save_probability(
+                path.with_name(f"{path.name[:-7]}.{re.sub(r'[/:]', '_', name)}.probability.nii.gz"),
+                share,
+                maps.geometry,
+            )
+    save_label_map(path, maps.classes, maps.geometry, labels)  # last: a case whose label map is there is done
+
+
+def _written(outcome: Outcome, future: Future[None]) -> Outcome:
+    try:
+        future.result()
+    except OSError as error:
+        return Outcome(outcome.case, "failed", outcome.seconds, problem=f"{outcome.case} could not be written: {error}")
+    return outcome
+
+
+def _told(case: Case, error: BaseException) -> str:
+    if isinstance(error, DataError):
+        return str(error)
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    if isinstance(error, MemoryError) or "memory" in first.lower():
+        return f"case {case.id}: out of memory ({first}); try windows=1 or another device"
+    return f"case {case.id}: the network failed: {first}"

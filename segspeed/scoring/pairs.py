@@ -1,0 +1,85 @@
+"""Which prediction belongs to which label: the files of two folders, joined by name."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+
+from segspeed.types import DataError
+
+SUFFIXES = (".nii.gz", ".nii")
+
+
+@dataclass(frozen=True)
+class ScorePair:
+    """One case to score: the file of the prediction and that of the reference. A case without a patient is one."""
+
+    id: str
+    prediction: Path
+    reference: Path
+    patient: str = ""
+    site: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.patient:
+            object.__setattr__(self, "patient", self.id)
+
+
+def find_pairs(predictions: Path, labels: Path, *, allow_extra: bool = False) -> list[ScorePair]:
+    """Pair the NIfTI files of two folders by their names without .nii or .nii.gz, sorted by name.
+
+    Hidden files (``._x`` of macOS) and folders inside are passed over. ``allow_extra`` lets predictions be there that
+    have no label; a label without a prediction is an error always, for left out it would not lower any mean.
+    Raises DataError with everything that is wrong in both folders.
+    """
+    problems: list[str] = []
+    predicted = _files(predictions, "predictions", problems)
+    real = _files(labels, "labels", problems)
+    if predicted and real:
+        missing = [real[name].name for name in real if name not in predicted]
+        extra = [predicted[name].name for name in predicted if name not in real]
+        if missing:
+            problems.append(
+                f"labels without a prediction ({len(missing)}): {', '.join(missing)}. "
+                f"Predict them into {predictions}, or score against a folder without them"
+            )
+        if extra and not allow_extra:
+            problems.append(
+                f"predictions without a label ({len(extra)}): {', '.join(extra)}. "
+                "The name of a prediction is that of its label; take out what has none, or allow extra predictions"
+            )
+    if problems:
+        raise DataError("predictions and labels cannot be paired:\n" + "\n".join(f"- {p}" for p in problems))
+    return [ScorePair(name, predicted[name], real[name]) for name in sorted(real)]
+
+
+def _files(folder: Path, role: str, problems: list[str]) -> dict[str, Path]:
+    """Name without ending -> file; what is wrong goes to ``problems``."""
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        problems.append(f"the folder of the {role} {what}: {folder}")
+        return {}
+    try:
+        listed = sorted(p for p in folder.iterdir() if _suffix(p) and not p.name.startswith(".") and p.is_file())
+    except OSError as error:
+        problems.append(f"the folder of the {role} cannot be read: {folder} ({error.strerror})")
+        return {}
+    if not listed:
+        problems.append(
+            f"the folder of the {role} holds no .nii or .nii.gz file: {folder} (folders inside it are not searched)"
+        )
+    groups: dict[str, list[Path]] = {}
+    for path in listed:
+        # macOS stores an accent as a character of its own: the same name has other bytes on another machine
+        name = unicodedata.normalize("NFC", path.name[: -len(_suffix(path))])
+        groups.setdefault(name, []).append(path)
+    for name, paths in groups.items():
+        if len(paths) > 1:
+            problems.append(f"{role}: {' and '.join(p.name for p in paths)} are both case {name!r}; keep one of them")
+    return {name: paths[0] for name, paths in groups.items()}
+
+
+def _suffix(path: Path) -> str:
+    """The ending that makes it a NIfTI file, in any case of letters; "" where it is none."""
+    return next((s for s in SUFFIXES if path.name.lower().endswith(s)), "")

@@ -207,7 +207,8 @@ def _override(text: str, problems: list[str], sweeping: bool, frame: Frame) -> t
         bare = text.partition("=")[2].strip()  # 2026_01_02 is a name, not the number 20260102
         return key, bare, f'{key}="{bare}"'
     if key in known or inside:
-        return key, parsed.value(), text.lstrip("+")
+        optional = frame.schema is not Config and "." in key  # of a section that may be absent as a whole
+        return key, parsed.value(), ("++" if optional else "") + text.lstrip("+")
     if is_open(section, frame.schema) and "." in key:
         return key, parsed.value(), "++" + text.lstrip("+")  # checked against the signature of the target
     near = get_close_matches(key, groups, 1)

@@ -32,8 +32,9 @@ class PredictConfig(InferenceConfig):
     """Label maps of new volumes."""
 
     run: str | tuple[str, ...] = Field(description="a run folder, or several: their probabilities are averaged")
-    input: str = Field(description="a NIfTI file or a folder of them")
+    input: str = Field(description="a NIfTI file, a folder of them, or a folder tree of DICOM series")
     output: str = Field(description="folder of the label maps")
+    dicom_seg: bool = Field(False, description="of DICOM input: also DICOM SEG, which carries the patient's identity")
     probabilities: bool = Field(False, description="also a map of each class's probability")
 
 

@@ -1,6 +1,7 @@
 """Label maps of new volumes: python -m segspeed.predict run=outputs/COHORT/NAME input=FOLDER output=FOLDER
 
 Each map lies on its image's own grid, in the label values of the training data. Several runs are averaged: run=[A,B,C].
+A folder of DICOM files is converted to NIfTI without its identity first; dicom_seg=true writes the result as DICOM SEG, too.
 Cases that are there already are skipped (overwrite=true predicts them again), one that fails does not stop the others, and
 summary.json tells each one's fate and volumes. Exit code 1 if any failed.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from segspeed.cli import Frame, door
 from segspeed.config_inference import PredictConfig
+from segspeed.types import DataError
 
 
 def main(cfg: PredictConfig) -> int:
@@ -16,37 +18,55 @@ def main(cfg: PredictConfig) -> int:
     from pathlib import Path
 
     from segspeed import build
+    from segspeed.data.dicom import Series, save_segmentation
+    from segspeed.inputs import cases_from_dicom, find_cases, holds_dicom
     from segspeed.jsonio import write_json
-    from segspeed.prediction import find_cases, predict_cases
+    from segspeed.prediction import output_path, predict_cases
     from segspeed.record.live import say, track
     from segspeed.trained import load_runs
 
     runs = load_runs(cfg.run, cfg, build.device_from(cfg))
     cohort, output = runs[0].cohort, Path(cfg.output)
-    cases = find_cases(Path(cfg.input), cohort.channels)
+    source = Path(cfg.input)
+    series: list[Series] = []
+    problems: list[str] = []
+    if holds_dicom(source):
+        cases, series, problems, notes = cases_from_dicom(source, output / "converted", cohort.channels)
+        for note in notes:
+            say(note)
+    else:
+        cases = find_cases(source, cohort.channels)
     say(f"{len(cases)} cases, {len(runs)} run(s) on {', '.join(cohort.channels)}: {', '.join(cohort.class_names)}")
     found = predict_cases(
         runs, cases, output, labels=cohort.labels, overwrite=cfg.overwrite, probabilities=cfg.probabilities
     )
     outcomes = list(track(found, len(cases), "predicting"))
+    done = {o.case for o in outcomes if o.status != "failed"}
+    for one in series if cfg.dicom_seg else ():
+        if one.id in done:
+            try:
+                save_segmentation(output_path(output, one.id), one, output / f"{one.id}.seg.dcm", cohort.labels)
+            except DataError as error:
+                problems.append(str(error))
     write_json(
         output / "summary.json",
         {
             "runs": [str(run.folder) for run in runs],
             "labels": {name: list(values) for name, values in cohort.labels.items()},
+            "problems": problems,
             "cases": sorted(outcomes, key=lambda o: o.case),
         },
     )
     failed = [o for o in outcomes if o.status == "failed"]
-    for outcome in failed:
-        say(f"failed: {outcome.problem}")
+    for text in [*problems, *(str(o.problem) for o in failed)]:
+        say(f"failed: {text}")
     there = sum(o.status == "there" for o in outcomes)
     say(
-        f"{len(outcomes) - there - len(failed)} predicted, {there} were there already, {len(failed)} failed. "
+        f"{len(outcomes) - there - len(failed)} predicted, {there} were there already, {len(failed) + len(problems)} failed. "
         f"Label maps and summary.json: {output}"
     )
     say(f"Next: python -m segspeed.evaluate predictions={output} labels=FOLDER, where there are reference labels")
-    return int(bool(failed))
+    return int(bool(failed or problems))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,6 @@ from segspeed.infer.export import Planes, label_map, native_planes, save_label_m
 from segspeed.trained import TrainedRun
 from segspeed.types import Case, DataError, Geometry
 
-SUFFIXES = (".nii.gz", ".nii")
-CHANNEL = re.compile(r"(.+)_(\d{4})")
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -34,46 +31,6 @@ class Outcome:
     network_s: float = 0.0
     volumes_ml: Mapping[str, float] | None = None
     problem: str | None = None
-
-
-def find_cases(source: Path, channels: Sequence[str]) -> list[Case]:
-    """The cases of a NIfTI file or a folder: one file a case, or ``ID_0000.nii.gz`` ... a channel (also for one channel).
-
-    Raises DataError with everything that does not fit.
-    """
-    if not source.exists():
-        raise DataError(f"the input does not exist: {source.absolute()}")
-    files = [source] if source.is_file() else sorted(p for p in source.iterdir() if _is_volume(p))
-    if not files or not all(map(_is_volume, files)):
-        raise DataError(f"{source} holds no NIfTI files (.nii or .nii.gz)")
-    numbered = [CHANNEL.fullmatch(_stem(p)) for p in files]
-    if len(channels) == 1 and not all(m and m[2] == "0000" for m in numbered):
-        found = {_stem(p): [p] for p in files}
-        if len(found) < len(files):
-            raise DataError(f"{source} holds .nii and .nii.gz files of the same name; keep one of each")
-        return [Case(name, tuple(paths)) for name, paths in found.items()]
-    groups: dict[str, dict[int, Path]] = {}
-    problems = [f"{p.name} has no channel number" for p, m in zip(files, numbered, strict=True) if m is None]
-    for path, match in zip(files, numbered, strict=True):
-        if match is not None:
-            groups.setdefault(match[1], {})[int(match[2])] = path
-    wanted = set(range(len(channels)))
-    problems += [f"{name} has channel files {sorted(have)}" for name, have in groups.items() if set(have) != wanted]
-    if problems:
-        raise DataError(
-            f"the run needs {len(channels)} channels ({', '.join(channels)}), so each case CASE_0000.nii.gz to "
-            f"CASE_{len(channels) - 1:04d}.nii.gz in {source}: " + "; ".join(problems[:10])
-        )
-    return [Case(name, tuple(have[n] for n in sorted(have))) for name, have in groups.items()]
-
-
-def _is_volume(path: Path) -> bool:
-    return path.name.lower().endswith(SUFFIXES) and not path.name.startswith(".") and path.is_file()
-
-
-def _stem(path: Path) -> str:
-    suffix = next(s for s in SUFFIXES if path.name.lower().endswith(s))
-    return path.name[: -len(suffix)]
 
 
 def output_path(output: Path, case: str) -> Path:

@@ -22,7 +22,7 @@ LAYERS = [
     {"evaluation", "scoring"},
     {"engine"},
     {"build", "ceiling"},
-    {"preparation", "monitor", "benchmarks", "trained"},
+    {"preparation", "monitor", "benchmarks", "trained", "inputs"},
     {"prediction"},
     {"run"},
     {"outcome"},

@@ -15,7 +15,8 @@ from torch import nn
 from segspeed.config_inference import PredictConfig
 from segspeed.evaluation import Predictor
 from segspeed.infer.sliding import Window
-from segspeed.prediction import Outcome, find_cases, output_path, predict_cases
+from segspeed.inputs import find_cases
+from segspeed.prediction import Outcome, output_path, predict_cases
 from segspeed.speed.precision import Precision
 from segspeed.trained import TrainedRun, load_run, load_runs
 from segspeed.training import train

@@ -106,3 +106,24 @@ def test_help(tmp_path):
         assert done.returncode == 0, done.stderr
         assert "run" in done.stdout
         assert "overlap: 0.5" in done.stdout
+
+
+def test_predict_a_tree_of_dicom_series(trained, tmp_path):
+    pytest.importorskip("highdicom")
+    from tests.data.test_dicom import NAME, write_series
+
+    root, _, folder = trained
+    write_series(tmp_path / NAME / "good")
+    write_series(tmp_path / NAME / "gap", [(0.0, 0.0, float(z)) for z in (0, 1, 2, 3, 9, 10)], uid="1.2.5")
+    done = run("segspeed.predict", f"run={folder}", f'input="{tmp_path / NAME}"', f"output={tmp_path / 'out'}",
+               "dicom_seg=true", cwd=root)  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "unevenly spaced" in done.stdout
+    assert "1 predicted" in done.stdout
+    names = sorted(p.name for p in (tmp_path / "out").iterdir())
+    assert len([n for n in names if n.endswith(".nii.gz")]) == 1
+    for path in (tmp_path / "out").rglob("*"):
+        if path.is_file() and not path.name.endswith(".dcm"):
+            assert b"Muster" not in path.read_bytes()
+        assert "Muster" not in path.name
+    assert "Muster" not in done.stdout.replace(str(tmp_path), "")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from segspeed.augment.intensity import normalise
+from segspeed.augment.intensity import normalise_
 from segspeed.data.cache import CacheEntry
 from segspeed.infer.export import label_map, native_planes
 from segspeed.infer.sliding import Window, finished_planes, forward_of
@@ -27,23 +27,23 @@ class Predictor:
     mirror: tuple[int, ...] = ()
     swap_on_flip: Sequence[tuple[int, int]] = ()
 
-    def planes(self, image: np.ndarray, norm: np.ndarray, axis: int = 0) -> Iterator[tuple[int, Tensor]]:
-        """Scores of a raw volume ``(C, D, H, W)`` with constants ``(C, 4)``, some planes along ``axis`` at a time."""
+    def planes(self, image: np.ndarray, norm: np.ndarray, axis: int, own: bool = False) -> Iterator[tuple[int, Tensor]]:
+        """Scores of a raw volume ``(C, D, H, W)`` with constants ``(C, 4)``, some planes along ``axis`` at a time. ``own``:
+        the volume may be overwritten, which saves its size in memory."""
         device = self.precision.device
-        volume = torch.from_numpy(np.array(image[:], dtype=np.float32)).to(device)
-        volume = normalise(volume[None], torch.from_numpy(norm)[None].to(device))[0]
+        raw = image if own else np.array(image[:], dtype=np.float32)
+        volume = normalise_(torch.from_numpy(raw).to(device), torch.from_numpy(norm).to(device))
         self.model.eval()
         forward = forward_of(self.model, self.precision, self.mirror, self.swap_on_flip)
         return finished_planes(forward, volume, self.window, axis)
 
     def classes(self, image: np.ndarray, norm: np.ndarray) -> np.ndarray:
         """Class indices ``(D, H, W)`` on the volume's own grid."""
-        return np.concatenate([scores.argmax(0).cpu().numpy() for _, scores in self.planes(image, norm)])
+        return np.concatenate([scores.max(0).indices.cpu().numpy() for _, scores in self.planes(image, norm, 0)])
 
-
-def slow_axis(shape: Sequence[int]) -> int:
-    """The longest axis: across it a volume is smallest, and that is what a sliding window holds."""
-    return int(np.argmax(shape))
+    def slow_axis(self, shape: Sequence[int]) -> int:
+        """The axis along which a volume is done with the least held at a time: one window's depth of it."""
+        return int(np.argmin([p / max(n, p) for p, n in zip(self.window.patch, shape, strict=True)]))
 
 
 def evaluate_cases(
@@ -52,7 +52,7 @@ def evaluate_cases(
     """Case id and Dice a foreground class (None: absent from reference and prediction), as they are scored."""
     for entry, norm in zip(entries, norms, strict=True):
         geometry = entry.geometry
-        axis = slow_axis(geometry.target_shape)
+        axis = predictor.slow_axis(geometry.target_shape)
         native = native_planes(predictor.planes(entry.image, norm, axis), geometry, axis)
         prediction = label_map(native, geometry, classes, axis)
         yield entry.case_id, dice_per_class(entry.native_label, prediction, classes)

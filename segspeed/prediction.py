@@ -15,7 +15,6 @@ from torch import Tensor
 
 from segspeed import build
 from segspeed.data.preprocess import PreparedImage, preprocess_image
-from segspeed.evaluation import slow_axis
 from segspeed.infer.export import Planes, label_map, native_planes, save_label_map, save_probability
 from segspeed.trained import TrainedRun
 from segspeed.types import Case, DataError, Geometry
@@ -104,10 +103,13 @@ def _read(case: Case, grids: Sequence[tuple[tuple[float, float, float], int | No
 
 def _predict(runs: Sequence[TrainedRun], images: Sequence[PreparedImage], classes: int, shares: bool) -> _Maps:
     geometry = images[0].geometry
-    axis = slow_axis(geometry.crop_shape)
+    axis = runs[0].predictor.slow_axis(geometry.crop_shape)
+    alone = len(runs) == 1  # runs on one grid share the volume
     streams = [
         native_planes(
-            run.predictor.planes(image.image, build.norm_of(image.norm, run.plan), axis), image.geometry, axis
+            run.predictor.planes(image.image, build.norm_of(image.norm, run.plan), axis, own=alone),
+            image.geometry,
+            axis,
         )
         for run, image in zip(runs, images, strict=True)
     ]

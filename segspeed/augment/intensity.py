@@ -20,6 +20,12 @@ def normalise(image: Tensor, norm: Tensor) -> Tensor:
     return torch.clamp(image, low, high).sub_(mean).div_(std)
 
 
+def normalise_(image: Tensor, norm: Tensor) -> Tensor:
+    """`normalise` of one volume ``(C, D, H, W)`` with ``norm (C, 4)``, in place."""
+    low, high, mean, std = norm[..., None, None, None].unbind(1)
+    return torch.clamp(image, low, high, out=image).sub_(mean).div_(std)
+
+
 def add_noise(image: Tensor, std: np.ndarray, seeds: np.ndarray) -> None:
     """Gaussian noise of standard deviation ``std (B,)``, in place; each sample from its own generator, so that its
     noise does not depend on its neighbours in the batch."""

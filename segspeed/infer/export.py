@@ -67,7 +67,8 @@ def label_map(native: Planes, geometry: Geometry, classes: int, axis: int = 0) -
     out = np.zeros(geometry.shape, dtype=class_dtype(classes))
     inside = np.moveaxis(out[tuple(slice(a, b) for a, b in geometry.crop)], axis, 0)
     for first, scores in native:
-        inside[first : first + len(scores)] = scores.argmax(1).cpu().numpy()
+        best = scores.max(1).indices  # argmax over a leading axis is ten times slower on CPUs
+        inside[first : first + len(scores)] = best.cpu().numpy()
     return out
 
 

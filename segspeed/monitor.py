@@ -13,7 +13,7 @@ import torch
 
 from segspeed.engine import Learner, Progress, Step
 from segspeed.record.checkpoints import BEST, save_atomic, save_last
-from segspeed.record.live import LiveBar
+from segspeed.record.live import LiveBar, say
 from segspeed.record.run_record import RunRecord
 from segspeed.speed.cadence import Cadence
 from segspeed.speed.clock import Clock
@@ -23,6 +23,7 @@ from segspeed.speed.signals import StopRequest
 from segspeed.speed.watch import LateReader, LossGuard
 from segspeed.types import Batch, RunStopped
 
+HOPELESS = 30  # fp16 updates skipped in a row: the loss scale has been halved a billion times over
 RECORD_SECONDS = 2.0  # a step line in run.jsonl at most this often: 24 hours stay under 10 MB
 
 
@@ -88,6 +89,15 @@ class Monitor:
         verdict = self.guard.verdict(loss, norm, scaled=precision.scaler.is_enabled())
         if verdict is not None:
             raise RunStopped(self._fault(step, verdict))
+        if precision.skipped_in_a_row >= HOPELESS:
+            raise RunStopped(
+                f"step {step.number}: fp16 skipped {HOPELESS} updates in a row, down to a loss scale of "
+                f"{precision.scaler.get_scale():.3g}; it does not recover. Use precision=bf16 or precision=fp32"
+            )
+        for text in self.learner.notes:
+            self.record.write("event", name="memory", message=f"step {step.number}: {text}")
+            say(f"warning: {text}")
+        self.learner.notes.clear()
         now = time.perf_counter()
         rate = step.samples / step.seconds
         wait = self.tally.waited / self.tally.step_seconds
@@ -101,6 +111,7 @@ class Monitor:
                 grad_norm=norm if norm < float("inf") else None,
                 samples_per_s=rate,
                 wait_share=wait,
+                skipped=precision.skipped,
                 memory_bytes=peak_memory_bytes(precision.device),
                 split=self.learner.meter.shares(),
                 gpu_percent=gpu_utilisation(precision.device),
@@ -160,6 +171,7 @@ class Monitor:
             "clock": dict(self.clock.spent),
             "evaluation": {"spent": self.cadence.spent, "cost": self.cadence.cost},
             "first_loss": self.guard.first,
+            "skipped": self.learner.precision.skipped,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -177,6 +189,7 @@ class Monitor:
         self.clock.spent.update(state["clock"])
         self.cadence.spent, self.cadence.cost = state["evaluation"]["spent"], state["evaluation"]["cost"]
         self.guard.first = state["first_loss"]
+        self.learner.precision.skipped = state["skipped"]
 
     def _fault(self, step: Step, verdict: str) -> str:
         path = self.folder / f"fault_step_{step.number:06d}.pt"

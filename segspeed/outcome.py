@@ -64,6 +64,7 @@ def result_of(run: Run, summary: Summary) -> dict[str, Any]:
         "samples_per_s": tally.samples / tally.step_seconds if tally.step_seconds else 0.0,
         "steps": run.progress.step,
         "precision": run.learner.precision.name,
+        "skipped_steps": run.learner.precision.skipped,
         "parameters": count_parameters(run.learner.model),
         "device": str(run.learner.precision.device),
         "seed": run.cfg.seed,

@@ -7,6 +7,7 @@ from torch import nn
 from segspeed.engine import Learner, Progress, fit
 from segspeed.model.losses import DiceCELoss
 from segspeed.speed.ema import WeightAverage
+from segspeed.speed.oom import is_out_of_memory
 from segspeed.speed.precision import Precision
 from segspeed.speed.schedule import StepHorizon
 from segspeed.types import Batch, RunStopped
@@ -120,3 +121,116 @@ def test_a_finite_loader_begins_again_and_an_empty_one_is_refused():
     assert list(islice(micro_batches([1, 2, 3], 2), 3)) == [(1, 2), (3,), (1, 2)]
     with pytest.raises(SettingError, match="no batches"):
         next(micro_batches([], 2))
+
+
+class Small(nn.Module):
+    """A network whose memory holds ``room`` patches at a time, and one more once its blocks are recomputed."""
+
+    def __init__(self, inner, room):
+        super().__init__()
+        self.inner, self.room, self.failures = inner, room, 0
+
+    def forward(self, x):
+        if len(x) > self.room + getattr(self, "segspeed_recomputes", False):
+            self.failures += 1
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory")
+        return self.inner(x)
+
+
+def two_steps(lr, batches):
+    seen = []
+    fit(
+        lr,
+        batches,
+        lambda b: b,
+        StepHorizon(2),
+        Progress(),
+        after_step=lambda s: seen.append((s.samples, float(s.loss))),
+    )
+    return seen
+
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_out_of_memory_is_survived_with_the_same_effective_batch(room):
+    batches = [batch(0, 6), batch(6, 6)]
+    whole = learner()
+    expected = two_steps(whole, batches)
+    tight = learner()
+    tight.model = Small(tight.model, room)
+    found = two_steps(tight, batches)
+    assert [n for n, _ in found] == [6, 6]
+    assert [v for _, v in found] == pytest.approx([v for _, v in expected], rel=1e-6)
+    torch.testing.assert_close(weights(tight), weights(whole), atol=1e-6, rtol=1e-5)
+    assert tight.parts == {1: 6, 2: 4, 3: 2}[room]
+    assert tight.model.failures <= 3, "the second step begins as small as the first ended"
+    assert "each batch of 6 now goes in" in tight.notes[-1]
+
+
+def test_one_patch_that_does_not_fit_is_recomputed_and_then_refused():
+    tight = learner()
+    tight.model = Small(tight.model, 0)
+    assert len(two_steps(tight, [batch(0, 2)])) == 2
+    assert "activations of" in tight.notes[-1]
+    hopeless = learner()
+    hopeless.model = Small(hopeless.model, -1)
+    before = weights(hopeless).clone()
+    with pytest.raises(RunStopped, match="one patch at a time and all blocks recomputed.*can't allocate"):
+        two_steps(hopeless, [batch(0, 2)])
+    assert torch.equal(weights(hopeless), before)
+    assert all(p.grad is None for p in hopeless.model.parameters())
+
+
+def test_other_errors_are_not_taken_for_it():
+    lr = learner()
+    lr.model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        two_steps(lr, [batch(0, 2)])
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+def test_gradients_are_exchanged_with_the_last_micro_batch_only():
+    """Under DDP ``no_sync`` keeps the others to themselves."""
+    from contextlib import contextmanager
+
+    lr, log = learner(), []
+
+    class Exchanging(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            log.append(len(x))
+            return self.inner(x)
+
+        @contextmanager
+        def no_sync(self):
+            log.append("quiet")
+            yield
+            log.append("loud")
+
+    lr.model = Exchanging(lr.model)
+    lr.update([batch(0, 2), batch(2, 2), batch(4, 1)], 5)
+    assert log == ["quiet", 2, "loud", "quiet", 2, "loud", 1]
+
+
+def test_nothing_is_kept_from_step_to_step():
+    """Live tensors and what they hold stay flat over 200 steps."""
+    import gc
+
+    def held():
+        gc.collect()
+        alive = {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in gc.get_objects() if torch.is_tensor(t)
+        }
+        return len(alive), sum(alive.values())
+
+    lr = learner(ema=None)
+    found = []
+    fit(
+        lr, [batch(0, 2)], lambda b: b, StepHorizon(200), Progress(),
+        after_step=lambda s: found.append(held()) if s.number in (20, 110, 200) else None,
+    )  # fmt: skip
+    assert found[0] == found[1] == found[2]

@@ -69,6 +69,7 @@ def apply_checkpointing(model: nn.Module, choice: str | Sequence[str]) -> list[s
         raise SettingError(
             f"memory.checkpointing names containers, which are never called: {', '.join(passive)}; name their items"
         )
+    model.segspeed_recomputes = True  # type: ignore[assignment]
     for name in names:
         _wrap(known[name], finest=known[name] is last_up)
     return names

@@ -22,6 +22,8 @@ class Precision:
 
     def __post_init__(self) -> None:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.name == "fp16")
+        self.skipped = 0  # updates that fp16 left out because a gradient overflowed
+        self.skipped_in_a_row = 0
 
     def autocast(self) -> AbstractContextManager[None]:
         """Context for forward passes; weights stay in float32."""
@@ -35,10 +37,15 @@ class Precision:
 
         Gradients are clipped after unscaling and once a step. fp16 skips the update when a gradient overflowed.
         """
+        before = self.scaler.get_scale()
         self.scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(parameters, clip if clip is not None else float("inf"))
         self.scaler.step(optimizer)
         self.scaler.update()
+        if self.scaler.is_enabled():
+            overflowed = self.scaler.get_scale() < before
+            self.skipped += overflowed
+            self.skipped_in_a_row = self.skipped_in_a_row + 1 if overflowed else 0
         return norm
 
 

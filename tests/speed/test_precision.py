@@ -116,3 +116,24 @@ def test_guard_names_what_is_wrong(loss, norm, scaled, word):
 
 def test_guard_lets_a_skipped_fp16_step_pass():
     assert LossGuard().verdict(1.0, float("inf"), scaled=True) is None
+
+
+def test_skipped_updates_are_counted_and_a_good_one_ends_the_row():
+    net = nn.Linear(1, 1, bias=False)
+    opt = torch.optim.SGD(net.parameters(), lr=1e-3)
+    precision = Precision("fp16", CPU)
+    for value in (1e38, 1e38, 1.0, 1e38):
+        precision.backward(net(torch.full((1, 1), value)).sum() * (1e3 if value > 1 else 1e-3))
+        precision.step(opt, net.parameters(), 1.0)
+        opt.zero_grad()
+    assert (precision.skipped, precision.skipped_in_a_row) == (3, 1)
+    assert Precision("bf16", CPU).skipped == 0
+
+
+def test_norm_statistics_are_those_of_single_precision_whatever_the_input():
+    """An offset that bf16 sums would lose: mean 300, spread 1."""
+    x = 300 + torch.randn(1, 2, 16, 16, 16, generator=torch.Generator().manual_seed(0))
+    norm = nn.InstanceNorm3d(2)
+    half = norm(x.bfloat16()).float()
+    assert half.mean().abs() < 0.01
+    assert float(half.std()) == pytest.approx(float(norm(x.bfloat16().float()).std()), rel=0.02)

@@ -2,6 +2,7 @@
 
 bench=loader measures augmented patches per second and CPU time per patch, segspeed's two backends beside MONAI's dictionary
 transforms and batchgeneratorsv2 (pip install batchgeneratorsv2), with the same transforms, probabilities and ranges.
+bench=predict measures peak memory and the network's share when a large volume is predicted.
 """
 
 from __future__ import annotations
@@ -10,19 +11,36 @@ from pathlib import Path
 from statistics import median
 
 from segspeed.cli import door
-from segspeed.config import Config
-from segspeed.types import DataError
+from segspeed.config import BenchConfig, Config
+from segspeed.types import SettingError
 
 
 def main(cfg: Config) -> int:
     """Run the benchmark that ``cfg.bench`` names and write its table; 1 if a contender could not run."""
+    if cfg.bench is None:
+        raise SettingError("say which benchmark: bench=loader or bench=predict")
+    return predict(cfg, cfg.bench) if cfg.bench.name == "predict" else loader(cfg, cfg.bench)
+
+
+def predict(cfg: Config, b: BenchConfig) -> int:
+    """Peak memory and network share of predicting a large volume."""
+    from segspeed.benchmarks.predict import measure_prediction, synthetic_volume, table
+    from segspeed.record.live import track
+
+    root = Path(cfg.run.root) / "bench"
+    volume = synthetic_volume(root / f"ct_{'x'.join(map(str, b.volume))}.nii.gz", b.volume)
+    runs = (measure_prediction(volume, b.patch, classes, b.cases) for classes in b.classes)
+    found = list(track(runs, len(b.classes), "predicting"))
+    tell(table(found, b.volume, b.patch, b.cases), root / "predict.md")
+    return 0
+
+
+def loader(cfg: Config, b: BenchConfig) -> int:
+    """CPU time of an augmented patch, ours beside the peers'."""
     from segspeed.benchmarks.floor import floor_text
     from segspeed.benchmarks.loader import Setting, measure_reading, run_contenders, synthetic_entries, table
     from segspeed.record.live import say
 
-    if cfg.bench is None:
-        raise DataError("say which benchmark: bench=loader")
-    b = cfg.bench
     setting = Setting(b.name, b.volume, b.cases, b.patch, b.batch, b.workers, b.rounds, b.patches)
     root = Path(cfg.run.root) / "bench"
     root.mkdir(parents=True, exist_ok=True)
@@ -36,11 +54,17 @@ def main(cfg: Config) -> int:
         ours = found.get("segspeed torch")
         spent = median(r.cpu_s / r.patches for r in ours) if isinstance(ours, list) and ours else None
         text += "\n\n" + floor_text(cfg.augment, b.patch, median(reading.ram_s), spent)
-    path = root / f"{b.name}_{'x'.join(map(str, b.patch))}.md"
+    tell(text, root / f"{b.name}_{'x'.join(map(str, b.patch))}.md")
+    return int(any(isinstance(rounds, str) for rounds in found.values()))
+
+
+def tell(text: str, path: Path) -> None:
+    """Print a table and keep it as a file."""
+    from segspeed.record.live import say
+
     path.write_text(text + "\n", encoding="utf-8")
     say(text)
     say(f"Table: {path}")
-    return int(any(isinstance(rounds, str) for rounds in found.values()))
 
 
 if __name__ == "__main__":

@@ -265,9 +265,9 @@ class RunConfig(Strict):
 
 
 class BenchConfig(Strict):
-    """A benchmark of loaders; `segspeed.bench`."""
+    """A benchmark; `segspeed.bench`."""
 
-    name: str = Field("loader", description="which benchmark")
+    name: str = Field("loader", description="which benchmark: loader, loader_small, predict")
     volume: Shape3 = Field((300, 512, 512), description="(D, H, W) of the generated volumes")
     cases: int = Field(3, ge=1, description="generated volumes")
     patch: Shape3 = Field((96, 96, 96), description="voxels, (D, H, W)")
@@ -277,6 +277,9 @@ class BenchConfig(Strict):
     patches: int = Field(64, ge=1, description="a round")
     contenders: tuple[str, ...] = Field(
         ("segspeed torch", "segspeed dali", "monai", "batchgeneratorsv2"), description="who takes part"
+    )
+    classes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (3, 20), description="of bench=predict, one after the other"
     )
 
 

@@ -32,7 +32,6 @@ class TrainedRun:
     """A network with its weights, and what its data was like."""
 
     folder: Path
-    cfg: Config
     cohort: Cohort
     split: Split
     plan: Plan
@@ -62,7 +61,7 @@ def load_run(folder: Path, how: InferenceConfig, device: torch.device) -> Traine
     axes = tuple(axis for axis, p in enumerate(cfg.augment.flip.probability) if p > 0) if how.mirror else ()
     window = Window(plan.patch, how.overlap, how.windows)
     predictor = Predictor(model.eval(), window, precision, axes, build.swap_pairs(cfg.data, cohort))
-    return TrainedRun(folder, cfg, cohort, split, plan, predictor)
+    return TrainedRun(folder, cohort, split, plan, predictor)
 
 
 def load_runs(folders: str | tuple[str, ...], how: InferenceConfig, device: torch.device) -> list[TrainedRun]:

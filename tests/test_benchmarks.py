@@ -1,5 +1,6 @@
 import pytest
 
+from segspeed.benchmarks import predict
 from segspeed.benchmarks.floor import Rates, counted_work, floor_text, measure_rates
 from segspeed.benchmarks.loader import (
     Reading,
@@ -67,3 +68,14 @@ def test_the_floor_lies_below_what_augmentation_takes():
     text = floor_text(AugmentConfig(), (16, 16, 16), 1e-4, 1e-2)
     assert "Counted floor" in text
     assert "segspeed torch reaches" in text
+
+
+def test_a_prediction_is_measured_in_a_process_of_its_own(tmp_path):
+    volume = predict.synthetic_volume(tmp_path / "v.nii.gz", (20, 24, 28))
+    found = predict.measure_prediction(volume, (16, 16, 16), 2, 1)
+    assert found.classes == 2
+    assert 0 < found.network_s < found.total_s
+    assert found.peak_bytes > 1e8
+    assert [p.name for p in tmp_path.iterdir()] == ["v.nii.gz"], "its label maps are gone"
+    text = predict.table([found], (20, 24, 28), (16, 16, 16), 1)
+    assert "| 2 | " in text

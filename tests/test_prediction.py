@@ -51,9 +51,7 @@ def trained(model, labels=LABELS, patch=(8, 8, 8), spacing=(1.0, 1.0, 1.0), chan
         spacing, patch, 2, 1, (4,), ((1, 1, 1),), ((3, 3, 3),), ("zscore",) * len(channels), (None,) * len(channels)
     )
     cohort = Cohort("c", (), labels, channels)
-    return TrainedRun(
-        Path("run"), None, cohort, Split((), ()), plan, Predictor(model.eval(), Window(patch, **window), FP32)
-    )
+    return TrainedRun(Path("run"), cohort, Split((), ()), plan, Predictor(model.eval(), Window(patch, **window), FP32))
 
 
 def oriented(array, codes, affine):

@@ -16,6 +16,8 @@ from segspeed.infer.sliding import Window, finished_planes, forward_of
 from segspeed.metric.overlap import dice_per_class
 from segspeed.speed.precision import Precision
 
+FEW_PATCHES = 8
+
 
 @dataclass(frozen=True)
 class Predictor:
@@ -42,8 +44,11 @@ class Predictor:
         return np.concatenate([scores.max(0).indices.cpu().numpy() for _, scores in self.planes(image, norm, 0)])
 
     def slow_axis(self, shape: Sequence[int]) -> int:
-        """The axis along which a volume is done with the least held at a time: one window's depth of it."""
-        return int(np.argmin([p / max(n, p) for p, n in zip(self.window.patch, shape, strict=True)]))
+        """The axis along which a volume is done with the least held at a time: one window's depth of it. For one that is a
+        few patches large, where memory is no matter, the axis with the fewest layers: batches of windows are then full."""
+        depth = [p / max(n, p) for p, n in zip(self.window.patch, shape, strict=True)]
+        small = np.prod(shape) <= FEW_PATCHES * np.prod(self.window.patch)
+        return int(np.argmax(depth) if small else np.argmin(depth))
 
 
 def evaluate_cases(

@@ -48,7 +48,7 @@ class EvaluateConfig(InferenceConfig):
     class_names: dict[str, int | tuple[int, ...]] | None = Field(
         None, description="{liver: 1, lesion: [2, 3]}; empty: every value found is a class"
     )
-    compare: tuple[str, ...] = Field((), description="two metrics.json: the second against the first")
+    compare: tuple[str, ...] = Field((), description="two summary.json: the second against the first")
     margin: Annotated[float, Field(ge=0, lt=1)] = Field(0.005, description="of Dice, for the non-inferiority verdict")
     output: str | None = Field(None, description="folder of the report; beside the run or the predictions if empty")
     tolerances: tuple[Millimetre, ...] = Field((1.0, 2.0), min_length=1, description="of the surface Dice, mm")
@@ -68,7 +68,7 @@ class EvaluateConfig(InferenceConfig):
         if (self.predictions is None) != (self.labels is None):
             raise ValueError("predictions=FOLDER and labels=FOLDER go together")
         if self.compare and len(self.compare) != 2:
-            raise ValueError("compare takes two files: compare=[A/metrics.json,B/metrics.json]")
+            raise ValueError("compare takes two files: compare=[A/summary.json,B/summary.json]")
         if self.data is not None and self.run is None:
             raise ValueError("data=... says what to predict and score on, so it needs run=FOLDER")
         return self

@@ -3,16 +3,17 @@
 run=R                             the run's own validation cases, with every metric
 run=R data=pairs data.csv=...     another hospital's cases: predicts and scores them (classes are joined by name)
 predictions=P labels=L            anybody's label maps against references of the same names
-compare=[A,B]                     two metrics.json, case by case: the second against the first
+compare=[A,B]                     two summary.json, case by case: the second against the first
 
-Writes metrics.json, metrics.csv and evaluation.html. Exit code 1 if a case failed.
+Writes summary.json, cases.csv and report.html. Exit code 1 if a case failed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from segspeed.cli import Frame, door
 from segspeed.config_inference import EvaluateConfig
@@ -29,12 +30,26 @@ def main(cfg: EvaluateConfig) -> int:
     if cfg.compare:
         return compare(cfg)
     failed: list[str] = []
-    pairs, classes, wanted, folder, title = of_run(cfg, failed) if cfg.run is not None else of_folders(cfg)
-    return max(score(cfg, pairs, classes, wanted, folder, title), int(bool(failed)))
+    task = of_run(cfg, failed) if cfg.run is not None else of_folders(cfg)
+    return max(score(cfg, task), int(bool(failed)))
 
 
-def of_folders(cfg: EvaluateConfig) -> tuple[list[ScorePair], Classes, tuple[str, ...], Path, str]:
-    """Anybody's predictions: the pairs, the values of each class, the classes to score, the folder and title of the report."""
+@dataclass(frozen=True)
+class Task:
+    """What is to be scored: pairs, the values of each class, the classes that count, the report's folder and title, the
+    images behind the labels by case, and what the report tells about where the predictions come from."""
+
+    pairs: list[ScorePair]
+    classes: Classes
+    wanted: tuple[str, ...]
+    folder: Path
+    title: str
+    images: Mapping[str, Path]
+    about: Mapping[str, Any]
+
+
+def of_folders(cfg: EvaluateConfig) -> Task:
+    """Anybody's predictions."""
     from segspeed.scoring.pairs import find_pairs
     from segspeed.scoring.score import classes_of
 
@@ -47,12 +62,14 @@ def of_folders(cfg: EvaluateConfig) -> tuple[list[ScorePair], Classes, tuple[str
     else:
         classes = {n: (v if isinstance(v, tuple) else (v,)) for n, v in cfg.class_names.items()}
     folder = Path(cfg.output) if cfg.output else predictions / "evaluation"
-    return pairs, classes, tuple(classes), folder, f"{predictions.name} against {Path(cfg.labels).name}"
+    title = f"{predictions.name} against {Path(cfg.labels).name}"
+    return Task(pairs, classes, tuple(classes), folder, title, {}, {})
 
 
-def of_run(cfg: EvaluateConfig, failed: list[str]) -> tuple[list[ScorePair], Classes, tuple[str, ...], Path, str]:
+def of_run(cfg: EvaluateConfig, failed: list[str]) -> Task:
     """A run's predictions, made first where they are not there. Cases that could not be predicted go to ``failed``."""
     from segspeed import build
+    from segspeed.jsonio import to_plain
     from segspeed.prediction import output_path, predict_cases
     from segspeed.record.live import say, track
     from segspeed.scoring.pairs import ScorePair
@@ -95,35 +112,53 @@ def of_run(cfg: EvaluateConfig, failed: list[str]) -> tuple[list[ScorePair], Cla
     ]
     if not pairs:
         raise DataError("no case could be predicted")
-    return pairs, cohort.labels, tuple(labels), folder, f"{' + '.join(r.folder.name for r in runs)} on {cohort.name}"
+    title = f"{' + '.join(r.folder.name for r in runs)} on {cohort.name}"
+    images = {c.id: c.images[0] for c in cases}
+    about = {"Plan of the run": run.plan, "Not predicted": failed} if failed else {"Plan of the run": run.plan}
+    return Task(pairs, cohort.labels, tuple(labels), folder, title, images, {k: to_plain(v) for k, v in about.items()})
 
 
-def score(
-    cfg: EvaluateConfig, pairs: list[ScorePair], classes: Classes, wanted: tuple[str, ...], folder: Path, title: str
-) -> int:
+def score(cfg: EvaluateConfig, task: Task) -> int:
     """Score the pairs, write the report, print the table; 1 if a case failed."""
     import dataclasses
 
     from segspeed.record.live import say, track
+    from segspeed.record.versions import environment
     from segspeed.scoring.output import print_scores, write_scores
+    from segspeed.scoring.pictures import worst_overlays
     from segspeed.scoring.score import score_pairs
     from segspeed.scoring.summary import summarise_scores
     from segspeed.speed.cpus import available_cpus
 
     workers = available_cpus() if cfg.workers == "auto" else max(1, int(cfg.workers))
     scored = score_pairs(
-        pairs, classes, tolerances=cfg.tolerances, lesions=cfg.lesions, tolerance_mm=cfg.tolerance_mm, workers=workers
+        task.pairs,
+        task.classes,
+        tolerances=cfg.tolerances,
+        lesions=cfg.lesions,
+        tolerance_mm=cfg.tolerance_mm,
+        workers=workers,
     )
     cases = [
         # classes of the data that the run does not know are read, so that their values are no error, and left out
-        dataclasses.replace(c, scores={n: s for n, s in c.scores.items() if n in wanted}) if c.scores else c
-        for c in track(scored, len(pairs), "scoring")
+        dataclasses.replace(c, scores={n: s for n, s in c.scores.items() if n in task.wanted}) if c.scores else c
+        for c in track(scored, len(task.pairs), "scoring")
     ]
     summary = summarise_scores(sorted(cases, key=lambda c: c.id))
-    report = write_scores(folder, cases, summary, title)
+    about = {
+        **task.about,
+        "Settings": cfg.model_dump(
+            mode="json", exclude_none=True, exclude={"data", "run", "predictions", "labels", "output"}
+        ),
+        "Versions and hardware": environment(),
+    }
+    overlays = worst_overlays(summary, task.pairs, task.classes, task.images)
+    report = write_scores(task.folder, cases, summary, task.title, about=about, overlays=overlays)
     print_scores(summary)
-    say(f"Report: {report}; metrics.json and metrics.csv lie beside it")
-    say(f"Next: compare with another: python -m segspeed.evaluate compare=[OTHER/metrics.json,{folder}/metrics.json]")
+    say(f"Report: {report}; summary.json and cases.csv lie beside it")
+    say(
+        f"Next: compare with another: python -m segspeed.evaluate compare=[OTHER/summary.json,{task.folder}/summary.json]"
+    )
     return int(bool(summary.failed))
 
 

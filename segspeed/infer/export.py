@@ -94,6 +94,7 @@ def _save(path: Path, values: np.ndarray, geometry: Geometry, slope: float) -> N
     affine = np.array(geometry.affine)
     image = nib.Nifti1Image(values, affine)
     image.header.set_slope_inter(slope, 0)
+    image.header.set_xyzt_units("mm")
     image.set_sform(affine, code=1)
     rebuilt = _qform_of(image, affine)
     image.set_qform(affine if rebuilt else None, code=1 if rebuilt else 0)

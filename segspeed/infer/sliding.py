@@ -16,6 +16,7 @@ from monai.data.utils import compute_importance_map, dense_patch_slices
 from torch import Tensor, nn
 
 from segspeed.model.networks import as_logits
+from segspeed.speed.oom import is_out_of_memory
 from segspeed.speed.precision import Precision
 from segspeed.types import Shape3
 
@@ -163,8 +164,15 @@ def _scored(
 def _run(
     forward: Forward, waiting: Sequence[tuple[tuple[int, ...], Tensor]]
 ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-    scores = forward(torch.stack([piece for _, piece in waiting]))
-    yield from zip([place for place, _ in waiting], scores, strict=True)
+    places = [place for place, _ in waiting]
+    try:
+        yield from zip(places, forward(torch.stack([piece for _, piece in waiting])), strict=True)
+        return
+    except (RuntimeError, MemoryError) as error:
+        if len(waiting) == 1 or not is_out_of_memory(error):
+            raise
+    for place, piece in waiting:  # one at a time where a batch of them does not fit
+        yield place, forward(piece[None])[0]
 
 
 def _buffer(shape: tuple[int, ...], device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from segspeed.record import figures
-from segspeed.record.overlays import load_overlays
+from segspeed.record.overlays import Overlay, load_overlays
 from segspeed.record.run_record import read_record
 
 STYLE = """
@@ -65,7 +65,9 @@ def page(events: Sequence[Mapping[str, Any]], result: Mapping[str, Any] | None, 
     if last is not None:
         body += [_classes(last), _figure("Cases", figures.dice_per_case(last), "Dice of each validation case.")]
     body += [
-        _overlays(run_dir, list(last["dice"]) if last else []),
+        overlay_figures(
+            "Best, median and worst case", load_overlays(run_dir / "overlays.npz"), list(last["dice"]) if last else []
+        ),
         _figure("Training", figures.training_curves(events), "Loss, learning rate, throughput and memory over time."),
         _events(events),
         _details("Configuration", start.get("config")),
@@ -133,15 +135,15 @@ def _classes(last: Mapping[str, Any]) -> str:
     )
 
 
-def _overlays(run_dir: Path, names: Sequence[str]) -> str:
-    found = load_overlays(run_dir / "overlays.npz")
+def overlay_figures(title: str, found: Sequence[Overlay], names: Sequence[str]) -> str:
+    """Pictures of single cases under a heading; "" without any. ``names`` are the foreground classes, for the legend."""
     if not found:
         return ""
     legend = " ".join(
         f"<i class='swatch' style='background:{figures.colour(i)}'></i>{escape(name)}" for i, name in enumerate(names)
     )
     out = [
-        "<h2>Best, median and worst case</h2>"
+        f"<h2>{escape(title)}</h2>"
         f"<p class='soft'>Reference filled, prediction outlined; the patient's right is on the right. {legend}</p>"
     ]
     for o in found:

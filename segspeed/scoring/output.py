@@ -1,4 +1,4 @@
-"""Scores on disk and on the terminal: metrics.json, metrics.csv, evaluation.html, and tables."""
+"""Scores on disk and on the terminal: summary.json, cases.csv, report.html, and tables."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from segspeed.jsonio import from_plain, write_json
+from segspeed.jsonio import to_plain as to_plain_json
 from segspeed.metric.compare import Comparison
 from segspeed.metric.scores import to_plain
 from segspeed.record.live import console
+from segspeed.record.overlays import Overlay
 from segspeed.scoring.comparison import compare_scores
 from segspeed.scoring.page import page
 from segspeed.scoring.score import CaseScore
@@ -29,38 +31,49 @@ FORMAT = "segspeed scores 1"
 LISTED = 10  # cases named on the terminal; the files name all
 
 
-def write_scores(folder: Path, cases: Sequence[CaseScore], summary: ScoreSummary, title: str) -> Path:
-    """Write metrics.json, metrics.csv and evaluation.html, each whole or not at all. Returns the path of the page."""
+def write_scores(
+    folder: Path,
+    cases: Sequence[CaseScore],
+    summary: ScoreSummary,
+    title: str,
+    *,
+    about: Mapping[str, Any] | None = None,
+    overlays: Sequence[Overlay] = (),
+) -> Path:
+    """Write summary.json, cases.csv and report.html, each whole or not at all. Returns the path of the page.
+
+    ``about`` says what was scored and on what (settings, versions); ``overlays`` are pictures of single cases.
+    """
     ordered = sorted(cases, key=lambda case: case.id)
     write_json(
-        folder / "metrics.json",
+        folder / "summary.json",
         {
             "format": FORMAT,
             "title": title,
-            "policy": summary.policy,
-            "summary": summary,
-            "cases": [_plain_case(case) for case in ordered],
+            **to_plain_json(summary),
+            "about": about or {},
+            "each": [_plain_case(case) for case in ordered],
         },
     )
-    _replace(folder / "metrics.csv", _table_text(ordered))
-    _replace(folder / "evaluation.html", page(ordered, summary, title))
-    return folder / "evaluation.html"
+    _replace(folder / "cases.csv", _table_text(ordered))
+    _replace(folder / "report.html", page(ordered, summary, title, about or {}, overlays))
+    return folder / "report.html"
 
 
 def read_scores(path: Path) -> list[CaseScore]:
-    """The cases of a metrics.json. Raises DataError where it is none."""
+    """The cases of a summary.json. Raises DataError where it is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(
-            f"the scores {path} cannot be read: {error.strerror}; name the metrics.json of a run"
+            f"the scores {path} cannot be read: {error.strerror}; name the summary.json of a run"
         ) from error
     except ValueError as error:
         raise DataError(f"{path} is no JSON ({error}); score the predictions again") from error
     if not isinstance(found, Mapping) or found.get("format") != FORMAT:
-        raise DataError(f"{path} holds no scores in the format {FORMAT!r}; name the metrics.json of a scored folder")
+        raise DataError(f"{path} holds no scores in the format {FORMAT!r}; name the summary.json of a scored folder")
     try:
-        return list(from_plain(found.get("cases"), tuple[CaseScore, ...]))
+        return list(from_plain(found.get("each"), tuple[CaseScore, ...]))
     except ValueError as error:
         raise DataError(
             f"{path} has been changed and is no longer whole; score the predictions again ({error})"
@@ -113,7 +126,7 @@ def print_scores(summary: ScoreSummary) -> None:
         for case, problem in list(summary.failed.items())[:LISTED]:
             out.print(f"  {case}: {problem}", markup=False)
         if len(summary.failed) > LISTED:
-            out.print(f"  and {len(summary.failed) - LISTED} more, named in metrics.json")
+            out.print(f"  and {len(summary.failed) - LISTED} more, named in summary.json")
 
 
 def print_comparison(comparisons: Mapping[str, Comparison], name_a: str = "a", name_b: str = "b") -> None:

@@ -1,14 +1,16 @@
-"""evaluation.html: scores of label files as one page, no network. Drawn from the cases and their summary alone."""
+"""report.html: scores of label files as one page, no network. Drawn from the cases and their summary alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 import numpy as np
 
 from segspeed.record import figures
-from segspeed.record.report import STYLE
+from segspeed.record.overlays import Overlay
+from segspeed.record.report import STYLE, _details, overlay_figures
 from segspeed.scoring.score import CaseScore
 from segspeed.scoring.summary import MEAN, STATES, ClassSummary, ScoreSummary, Statistic, metrics_of
 
@@ -16,13 +18,19 @@ DOTS = 4000  # points that are drawn each for itself; a page with more of them h
 
 EXTRA_STYLE = """
 caption{text-align:left;color:var(--soft);font-size:.88rem;padding-bottom:.3rem}td.n{white-space:nowrap}
-td{overflow-wrap:anywhere;min-width:4rem}tr.mean td{font-weight:600}
+td{overflow-wrap:anywhere;min-width:4rem}td:first-child{min-width:7rem}tr.mean td{font-weight:600}
 .wide svg{min-width:30rem}.bad{border-left:.25rem solid #dc2626;padding-left:.8rem}
 """
 
 
-def page(cases: Sequence[CaseScore], summary: ScoreSummary, title: str) -> str:
-    """The page as HTML text."""
+def page(
+    cases: Sequence[CaseScore],
+    summary: ScoreSummary,
+    title: str,
+    about: Mapping[str, Any],
+    overlays: Sequence[Overlay] = (),
+) -> str:
+    """The page as HTML text. Cases go by their ids; patients are counted, not named."""
     counted = f"{summary.cases} cases of {summary.patients} patients scored, {len(summary.failed)} not scored"
     body = [
         f"<h1>{escape(title)}</h1><p class='soft'>{counted}</p>",
@@ -39,13 +47,21 @@ def page(cases: Sequence[CaseScore], summary: ScoreSummary, title: str) -> str:
             strip(cases, "hd95_mm", "HD95 (mm)"),
             "HD95 in mm of each case, a row a class; one point a case, the bar is the median, the worst case is named.",
         ),
+        _figure(
+            "Volumes",
+            bland_altman(cases),
+            "Predicted minus reference volume over their mean, in ml, a plot a class (Bland and Altman 1986): one point a case; "
+            "lines at the mean difference and 1.96 standard deviations to either side.",
+        ),
         _states(summary),
         _sites(summary),
         _worst(summary),
+        overlay_figures("Worst cases in three planes", overlays, list(summary.classes)),
         _everything(summary),
+        *(_details(name, value) for name, value in about.items()),
         f"<h2>What a structure that is not there counts</h2><p>{escape(summary.policy)} Background is in no mean.</p>"
-        "<p class='soft'>Intervals are 95 % bootstrap intervals over patients. Every case and class: metrics.csv, "
-        "metrics.json.</p>",
+        "<p class='soft'>Intervals are 95 % bootstrap intervals over patients. Every case and class: cases.csv, "
+        "summary.json.</p>",
     ]
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
@@ -86,6 +102,32 @@ def strip(cases: Sequence[CaseScore], metric: str, title: str) -> str | None:
     axis.set_yticks(range(len(points)), [_plain(name) for name in points])
     axis.set(xlabel=f"{title}, one point a case; the bar is the median", ylim=(len(points) - 0.5, -0.7))
     axis.set_xlim(*((None, 1.01) if metric == "dice" else (0, None)))
+    return figures._svg(figure)
+
+
+def bland_altman(cases: Sequence[CaseScore]) -> str | None:
+    """SVG text: volume differences over volume means in ml, a plot a class, with the limits of agreement."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for case in cases:
+        for name, score in (case.scores or {}).items():
+            if score.state != "absent in both":
+                mean = (score.volume_ml + score.reference_volume_ml) / 2
+                points.setdefault(name, []).append((mean, score.volume_error_ml))
+    if not points:
+        return None
+    columns = min(3, len(points))
+    rows = -(-len(points) // columns)
+    figure, axes = figures._figure(3.0 * columns, 2.6 * rows, columns, rows)
+    for number, (axis, (name, values)) in enumerate(zip(axes, points.items(), strict=False)):
+        means, differences = np.array(values).T
+        middle, spread = differences.mean(), differences.std(ddof=1) if len(differences) > 1 else 0.0
+        axis.scatter(means, differences, s=16, color=figures.colour(number), alpha=0.65, lw=0)
+        axis.axhline(middle, color=figures.INK, linewidth=1.5)
+        for side in (-1.96, 1.96):
+            axis.axhline(middle + side * spread, color=figures.INK, linewidth=1, linestyle="--")
+        axis.set(title=_plain(name), xlabel="mean volume (ml)", ylabel="predicted - reference (ml)")
+    for axis in axes[len(points) :]:
+        axis.set_axis_off()
     return figures._svg(figure)
 
 
@@ -154,12 +196,14 @@ def _sites(summary: ScoreSummary) -> str:
 
 
 def _worst(summary: ScoreSummary) -> str:
+    sites = any(w.site for w in summary.worst)
     rows = [
-        [w.id, w.patient, w.site, _number(w.mean_dice), *(_number(w.dice.get(n)) for n in summary.classes)]
+        [w.id, *([w.site] if sites else []), _number(w.mean_dice), *(_number(w.dice.get(n)) for n in summary.classes)]
         for w in summary.worst
     ]
-    header = ("case", "patient", "site", "mean", *summary.classes)
-    return _table("Worst cases", "By mean Dice over the classes of the case, lowest first.", header, rows, words=3)
+    header = ("case", *(["site"] if sites else []), "mean", *summary.classes)
+    caption = "By mean Dice over the classes of the case, lowest first."
+    return _table("Worst cases", caption, header, rows, words=1 + sites)
 
 
 def _everything(summary: ScoreSummary) -> str:

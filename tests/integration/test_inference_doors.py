@@ -23,10 +23,10 @@ def test_evaluating_a_run_gives_the_dice_that_training_gave(trained):
     root, _, folder = trained
     done = run("segspeed.evaluate", f"run={folder}", cwd=root)
     assert done.returncode == 0, done.stderr
-    found = json.loads((folder / "evaluation_balls/metrics.json").read_text())
+    found = json.loads((folder / "evaluation_balls/summary.json").read_text())
     result = json.loads((folder / "result.json").read_text())
-    assert found["summary"]["mean_dice"] == pytest.approx(result["mean_dice"], abs=1e-9)
-    assert (folder / "evaluation_balls/evaluation.html").exists()
+    assert found["mean_dice"] == pytest.approx(result["mean_dice"], abs=1e-9)
+    assert (folder / "evaluation_balls/report.html").exists()
     assert "mean of classes" in done.stdout
     assert max(map(len, done.stdout.split("Report:")[0].splitlines())) <= 100
 
@@ -48,8 +48,8 @@ def test_predict_a_folder_and_score_it_as_anybodys(trained):
     assert scored.returncode == 0, scored.stderr
     own = run("segspeed.evaluate", f"predictions={data / 'labelsTr'}", f"labels={data / 'labelsTr'}",
               "class_names={bright: 1, dark: 3}", "output=perfect", "workers=1", cwd=root)  # fmt: skip
-    assert json.loads((root / "perfect/metrics.json").read_text())["summary"]["mean_dice"] == 1.0, own.stderr
-    both = run("segspeed.evaluate", "compare=[scores/metrics.json,perfect/metrics.json]", cwd=root)
+    assert json.loads((root / "perfect/summary.json").read_text())["mean_dice"] == 1.0, own.stderr
+    both = run("segspeed.evaluate", "compare=[scores/summary.json,perfect/summary.json]", cwd=root)
     assert both.returncode == 0, both.stderr
     assert "not inferior" in both.stdout
 
@@ -68,7 +68,7 @@ def test_another_hospital_with_other_label_values(trained, tmp_path, write):
     done = run("segspeed.evaluate", *words, cwd=root)
     assert done.returncode == 0, done.stderr
     assert set(np.unique(nib.load(tmp_path / "out/predictions/s0.nii.gz").dataobj)) <= {0, 20, 50}
-    assert json.loads((tmp_path / "out/metrics.json").read_text())["summary"]["cases"] == 2
+    assert json.loads((tmp_path / "out/summary.json").read_text())["cases"] == 2
     wrong = run("segspeed.evaluate", *words[:3], "data.class_names={dark: 20, light: 50}", *words[4:], cwd=root)
     assert wrong.returncode == 1
     assert "predicts bright, which" in wrong.stderr

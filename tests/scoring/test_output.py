@@ -35,24 +35,24 @@ CASES = [*(scored(n, n % 4, "absent in both" if n == 3 else "both") for n in ran
 @pytest.fixture
 def written(tmp_path):
     path = write_scores(tmp_path / "out", CASES, summarise_scores(CASES), "Liver & <spleen>")
-    assert path == tmp_path / "out" / "evaluation.html"
-    assert sorted(p.name for p in path.parent.iterdir()) == ["evaluation.html", "metrics.csv", "metrics.json"]
+    assert path == tmp_path / "out" / "report.html"
+    assert sorted(p.name for p in path.parent.iterdir()) == ["cases.csv", "report.html", "summary.json"]
     return path.parent
 
 
 def test_json_there_and_back(written):
-    assert read_scores(written / "metrics.json") == CASES
-    text = (written / "metrics.json").read_text()
+    assert read_scores(written / "summary.json") == CASES
+    text = (written / "summary.json").read_text()
     assert "NaN" not in text
     assert "Infinity" not in text
     found = json.loads(text)
-    assert found["summary"]["mean_dice"] == summarise_scores(CASES).mean_dice
+    assert found["mean_dice"] == summarise_scores(CASES).mean_dice
     assert found["policy"] == summarise_scores(CASES).policy
-    assert summarise_scores(read_scores(written / "metrics.json")) == summarise_scores(CASES)
+    assert summarise_scores(read_scores(written / "summary.json")) == summarise_scores(CASES)
 
 
 def test_csv_has_a_row_a_case_and_class(written):
-    rows = list(csv.DictReader((written / "metrics.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((written / "cases.csv").read_text().splitlines()))
     assert len(rows) == 9 * 2 + 1
     header = ["case", "patient", "site", "class", "state", "dice", "nsd_1mm", "nsd_2.5mm", "hd95_mm", "msd_mm"]
     assert list(rows[0])[:10] == header
@@ -64,16 +64,16 @@ def test_csv_has_a_row_a_case_and_class(written):
             assert (float(row["nsd_2.5mm"]) if row["nsd_2.5mm"] else None) == score.nsd[2.5]
             assert float(row["volume_ml"]) == score.volume_ml
     assert (rows[-1]["case"], rows[-1]["class"], rows[-1]["problem"]) == (FAILED.id, "", FAILED.problem)
-    assert "nan" not in (written / "metrics.csv").read_text().lower()
+    assert "nan" not in (written / "cases.csv").read_text().lower()
 
 
 def test_page_stands_alone(written):
-    page = (written / "evaluation.html").read_text()
+    page = (written / "report.html").read_text()
     without_namespaces = re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
     assert "http" not in without_namespaces
     assert "<script" not in page
     assert "<link" not in page
-    assert page.count("<svg role='img' aria-label='") == 2
+    assert page.count("<svg role='img' aria-label='") == 3
     assert page.count("<table><caption>") == 6
     for text in (
         "Liver &amp; &lt;spleen&gt;", "a &lt;b&gt; &amp; [c] $x", "odd &lt;i&gt;", "prediction odd.nii: cannot be read",
@@ -91,7 +91,7 @@ def test_pages_of_little(tmp_path):
         folder = tmp_path / str(number)
         page = write_scores(folder, cases, summarise_scores(cases), "few").read_text()
         assert page.endswith("</html>\n")
-        assert read_scores(folder / "metrics.json") == cases
+        assert read_scores(folder / "summary.json") == cases
 
 
 def test_many_points_become_one_picture(tmp_path, monkeypatch):
@@ -110,8 +110,8 @@ def test_files_that_are_no_scores(tmp_path, written):
     bad.write_text("[]")
     with pytest.raises(DataError, match="no scores in the format"):
         read_scores(bad)
-    found = json.loads((written / "metrics.json").read_text())
-    del found["cases"][0]["scores"]["liver"]["dice"]
+    found = json.loads((written / "summary.json").read_text())
+    del found["each"][0]["scores"]["liver"]["dice"]
     bad.write_text(json.dumps(found))
     with pytest.raises(DataError, match="has been changed"):
         read_scores(bad)

@@ -43,7 +43,7 @@ def test_the_report_opens_and_shows_no_identity(tmp_path, write):
         "mean of classes",
         "Worst cases in three planes",
         "Volumes",
-        "Versions and hardware",
+        "Settings",
         "data:image/png",
     ):
         assert text in shown.stdout, text

@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 
 from segspeed.config import DataConfig, Processes, Strict
 
+Name = Annotated[str, Field(min_length=1)]
+Names = Annotated[tuple[Name, ...], Field(min_length=1)]
 Millimetre = Annotated[float, Field(gt=0, le=1000)]
 
 
@@ -31,9 +33,9 @@ class InferenceConfig(Strict):
 class PredictConfig(InferenceConfig):
     """Label maps of new volumes."""
 
-    run: str | tuple[str, ...] = Field(description="a run folder, or several: their probabilities are averaged")
-    input: str = Field(description="a NIfTI file, a folder of them, or a folder tree of DICOM series")
-    output: str = Field(description="folder of the label maps")
+    run: Name | Names = Field(description="a run folder, or several: their probabilities are averaged")
+    input: Name = Field(description="a NIfTI file, a folder of them, or a folder tree of DICOM series")
+    output: Name = Field(description="folder of the label maps")
     dicom_seg: bool = Field(False, description="of DICOM input: also DICOM SEG, which carries the patient's identity")
     probabilities: bool = Field(False, description="also a map of each class's probability")
 
@@ -41,7 +43,7 @@ class PredictConfig(InferenceConfig):
 class EvaluateConfig(InferenceConfig):
     """Scores of a run on a data set, of anybody's predictions, or a comparison of two."""
 
-    run: str | tuple[str, ...] | None = Field(None, description="a run folder, or several as an ensemble")
+    run: Name | Names | None = Field(None, description="a run folder, or several as an ensemble")
     data: DataConfig | None = Field(None, description="cases to score on; empty: the run's own validation cases")
     predictions: str | None = Field(None, description="folder of label maps, anybody's")
     labels: str | None = Field(None, description="folder of reference label maps, of the same names")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from segspeed.cli import Frame, door
 from segspeed.config_inference import EvaluateConfig
-from segspeed.types import DataError
+from segspeed.types import DataError, SettingError
 
 if TYPE_CHECKING:
     from segspeed.scoring.pairs import ScorePair
@@ -73,6 +73,7 @@ def of_run(cfg: EvaluateConfig, failed: list[str]) -> Task:
     from segspeed.prediction import output_path, predict_cases
     from segspeed.record.live import say, track
     from segspeed.scoring.pairs import ScorePair
+    from segspeed.stamp import claim, stamp_of
     from segspeed.trained import load_runs, with_values_of
 
     assert cfg.run is not None
@@ -100,7 +101,9 @@ def of_run(cfg: EvaluateConfig, failed: list[str]) -> Task:
     labels = with_values_of(run.cohort, cohort).labels
     folder = Path(cfg.output) if cfg.output else run.folder / f"evaluation_{cohort.folder_name}"
     predictions = folder / "predictions"
-    found = predict_cases(runs, cases, predictions, labels=labels, overwrite=cfg.overwrite)
+    # the folder is this command's own: maps of other weights or settings are made anew
+    same = claim(predictions, stamp_of(runs, cfg, labels), cases, overwrite=True)
+    found = predict_cases(runs, cases, predictions, labels=labels, overwrite=cfg.overwrite or not same)
     for outcome in track(found, len(cases), "predicting"):
         if outcome.status == "failed":
             failed.append(outcome.case)
@@ -120,6 +123,10 @@ def of_run(cfg: EvaluateConfig, failed: list[str]) -> Task:
 
 def score(cfg: EvaluateConfig, task: Task) -> int:
     """Score the pairs, write the report, print the table; 1 if a case failed."""
+    try:
+        task.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"the output folder {task.folder} cannot be made: {error.strerror}; name another") from error
     import dataclasses
 
     from segspeed.record.live import say, track

@@ -15,6 +15,7 @@ from segspeed.types import DataError
 
 def main(cfg: PredictConfig) -> int:
     """Predict what ``cfg`` names; 0 when every case has its label map."""
+    import dataclasses
     from pathlib import Path
 
     from segspeed import build
@@ -23,6 +24,7 @@ def main(cfg: PredictConfig) -> int:
     from segspeed.jsonio import write_json
     from segspeed.prediction import output_path, predict_cases
     from segspeed.record.live import say, track
+    from segspeed.stamp import claim, earlier_volumes, stamp_of
     from segspeed.trained import load_runs
 
     runs = load_runs(cfg.run, cfg, build.device_from(cfg))
@@ -37,10 +39,15 @@ def main(cfg: PredictConfig) -> int:
     else:
         cases = find_cases(source, cohort.channels)
     say(f"{len(cases)} cases, {len(runs)} run(s) on {', '.join(cohort.channels)}: {', '.join(cohort.class_names)}")
+    known = earlier_volumes(output)
+    claim(output, stamp_of(runs, cfg, cohort.labels), cases, overwrite=cfg.overwrite)
     found = predict_cases(
         runs, cases, output, labels=cohort.labels, overwrite=cfg.overwrite, probabilities=cfg.probabilities
     )
-    outcomes = list(track(found, len(cases), "predicting"))
+    outcomes = [
+        dataclasses.replace(o, volumes_ml=known.get(o.case)) if o.status == "there" else o
+        for o in track(found, len(cases), "predicting")
+    ]
     done = {o.case for o in outcomes if o.status != "failed"}
     for one in series if cfg.dicom_seg else ():
         if one.id in done:

@@ -65,7 +65,7 @@ def predict_cases(
                 images = current.result()
                 reading = reader.submit(_read, following, grids) if following else None
                 maps = _predict(runs, images, len(labels), probabilities)
-            except (DataError, MemoryError, RuntimeError) as error:
+            except Exception as error:  # whatever is wrong with one case is told with its name, and the others go on
                 reading = reading if reading is not current else None
                 reading = reading or (reader.submit(_read, following, grids) if following else None)
                 yield Outcome(case.id, "failed", time.perf_counter() - start, problem=_told(case, error))
@@ -164,5 +164,5 @@ def _told(case: Case, error: BaseException) -> str:
         return str(error)
     first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     if isinstance(error, MemoryError) or "memory" in first.lower():
-        return f"case {case.id}: out of memory ({first}); try windows=1 or another device"
-    return f"case {case.id}: the network failed: {first}"
+        return f"case {case.id}: out of memory ({first}); is its spacing right? Else try a device with more memory"
+    return f"case {case.id} ({', '.join(p.name for p in case.images)}): {type(error).__name__}: {first}"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from segspeed import build
 from segspeed.config import Config
@@ -21,7 +20,7 @@ from segspeed.jsonio import read_json
 from segspeed.record.checkpoints import BEST, LAST, load_checkpoint
 from segspeed.record.run_folder import RunFolder
 from segspeed.speed.ema import WeightAverage
-from segspeed.speed.precision import Precision
+from segspeed.speed.precision import DTYPES, Precision
 from segspeed.types import Cohort, DataError, Plan, Split
 
 TRUSTED = ("segspeed", "monai", "torch")
@@ -42,19 +41,22 @@ def load_run(folder: Path, how: InferenceConfig, device: torch.device) -> Traine
     """The network of a run with its last (averaged) or best weights. Raises DataError when the folder holds no run, or names
     objects of packages that are not trusted."""
     paths = RunFolder(folder)
+    if folder.is_file():
+        raise DataError(f"{folder} is a file; name the run folder that holds it")
     try:
         stored = json.loads(paths.config.read_text(encoding="utf-8"))
         cfg = Config.model_validate(stored["config"])
+        trained_in = stored["precision"]
+        if trained_in not in DTYPES:
+            raise ValueError(f"precision {trained_in}")
         plan, cohort = read_json(paths.plan, Plan), read_json(folder / "cohort.json", Cohort)
         split = read_json(folder / "split.json", Split)
     except FileNotFoundError as error:
         raise DataError(f"{folder} holds no run: {Path(str(error.filename)).name} is missing") from error
-    except (OSError, ValueError, KeyError, ValidationError) as error:
-        raise DataError(
-            f"{folder} holds a damaged run ({type(error).__name__}: {str(error).splitlines()[0]})"
-        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder} holds a damaged run ({type(error).__name__}: {_first_line(error)})") from error
     refuse_strangers(cfg.model.model_dump(by_alias=True), how.trust, folder)
-    precision = Precision(stored["precision"] if how.precision == "run" else how.precision, device)
+    precision = Precision(trained_in if how.precision == "run" else how.precision, device)
     bare = cfg.model_copy(update={"memory": cfg.memory.model_copy(update={"checkpointing": "none"}), "compile": False})
     model = build.network_from(bare, plan, cohort, precision)
     _load_weights(model, folder, how.weights)
@@ -106,9 +108,11 @@ def _load_weights(model: torch.nn.Module, folder: Path, which: str) -> None:
     except FileNotFoundError as error:
         raise DataError(f"{folder} has no {path.name}; has the run been evaluated or saved yet?") from error
     except Exception as error:  # a damaged or foreign archive fails in many ways
-        raise DataError(
-            f"{path} cannot be loaded ({type(error).__name__}: {str(error).splitlines()[0][:160]})"
-        ) from error
+        raise DataError(f"{path} cannot be loaded ({type(error).__name__}: {_first_line(error)})") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no text"])[0][:160]
 
 
 def with_values_of(cohort: Cohort, other: Cohort) -> Cohort:

@@ -23,7 +23,7 @@ LAYERS = [
     {"engine"},
     {"build", "ceiling"},
     {"preparation", "monitor", "trained", "inputs"},
-    {"prediction"},
+    {"prediction", "stamp"},
     {"benchmarks"},
     {"run"},
     {"outcome"},

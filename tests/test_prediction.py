@@ -240,3 +240,47 @@ def test_only_runs_on_the_same_classes_are_averaged(run_folder, tmp_path):
     two = load_runs((str(run_folder), str(run_folder)), how(run_folder), torch.device("cpu"))
     assert len(two) == 2
     assert dataclasses.is_dataclass(two[0])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_voxels_that_are_no_numbers_fail_the_case_with_their_count(tmp_path, write, value):
+    image = np.random.default_rng(0).normal(size=(9, 9, 9)).astype(np.float32)
+    image[0, 0, :2] = value
+    case = Case("a", (write(tmp_path / "a.nii.gz", image),))
+    (outcome,) = predict_cases([trained(Bright(), {"x": (1,)})], [case], tmp_path / "out", labels={"x": (1,)})
+    assert outcome.status == "failed"
+    assert "a.nii.gz has 2 voxels that are NaN or infinite" in outcome.problem
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_any_fault_of_a_case_leaves_the_others_alone(tmp_path, write):
+    class Odd(nn.Module):
+        def forward(self, x):
+            if x.max() > 5:
+                raise ZeroDivisionError("nothing known")
+            return torch.cat([-x, x], 1)
+
+    cases = []
+    for name, peak in (("a", 0.0), ("b", 1e4), ("c", 0.0)):
+        image = np.random.default_rng(0).normal(size=(9, 9, 9)).astype(np.float32)
+        image[4, 4, 4] = peak
+        cases.append(Case(name, (write(tmp_path / f"{name}.nii.gz", image),)))
+    found = {o.case: o for o in predict_cases([trained(Odd())], cases, tmp_path / "out", labels=LABELS)}
+    assert {c: o.status for c, o in found.items()} == {"a": "done", "b": "failed", "c": "done"}
+    assert "case b (b.nii.gz): ZeroDivisionError: nothing known" in found["b"].problem
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("last.pt", b"", r"last\.pt cannot be loaded"),
+        ("config.json", b"[]", "damaged run"),
+        ("config.json", b'{"config": {}}', "damaged run"),
+    ],
+)
+def test_odd_contents_of_a_run_folder_are_told(run_folder, name, content, text):
+    (run_folder / name).write_bytes(content)
+    with pytest.raises(DataError, match=text):
+        load_run(run_folder, how(run_folder), torch.device("cpu"))
+    with pytest.raises(DataError, match="is a file"):
+        load_run(run_folder / name, how(run_folder), torch.device("cpu"))

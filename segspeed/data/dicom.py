@@ -82,7 +82,7 @@ def read_series(series: Series) -> tuple[nib.Nifti1Image, Any, list[Any]]:
     try:
         volume = highdicom.get_volume_from_series(slices, dtype=np.float32, rtol=0.01)
     except (ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
-        text = str(error).splitlines()[0][:200]
+        text = _first_line(error)
         if "decod" in text.lower() or "decompress" in text.lower() or "plugin" in text.lower():
             raise DataError(
                 f"{series.id}: its pixels cannot be decoded ({text}); pip install pylibjpeg[all]"
@@ -161,8 +161,12 @@ def save_segmentation(label_map: Path, series: Series, path: Path, labels: Mappi
             device_serial_number="0",
         )
     except (ValueError, AttributeError, TypeError) as error:
-        raise DataError(f"{series.id}: no DICOM SEG can be made of it ({str(error).splitlines()[0][:200]})") from error
+        raise DataError(f"{series.id}: no DICOM SEG can be made of it ({_first_line(error)})") from error
     made.save_as(path)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _pydicom() -> Any:

@@ -77,6 +77,13 @@ def preprocess_image(case: Case, spacing: Triple, coarse_axis: int | None) -> Pr
         volumes = [read_volume(path) for path in case.images]
     except VolumeError as error:
         raise DataError(f"case {case.id}: {error}") from error
+    for path, volume in zip(case.images, volumes, strict=True):
+        bad = int(volume.array.size - np.isfinite(volume.array).sum())
+        if bad:
+            raise DataError(
+                f"case {case.id}: {path.name} has {bad} voxels that are NaN or infinite; replace them, by the image's minimum "
+                "for instance"
+            )
     return _prepare(case, volumes, None, spacing, coarse_axis)
 
 

@@ -47,7 +47,7 @@ def find_pairs(predictions: Path, labels: Path, *, allow_extra: bool = False) ->
         if extra and not allow_extra:
             problems.append(
                 f"predictions without a label ({len(extra)}): {', '.join(extra)}. "
-                "The name of a prediction is that of its label; take out what has none, or allow extra predictions"
+                "The name of a prediction is that of its label; take out what has none"
             )
     if problems:
         raise DataError("predictions and labels cannot be paired:\n" + "\n".join(f"- {p}" for p in problems))

@@ -81,6 +81,7 @@ def test_another_hospital_with_other_label_values(trained, tmp_path, write):
         ("predict", ("run=x", "inptu=y", "output=z"), "did you mean input?"),
         ("predict", ("run=x", "input=y", "output=z", "train.steps=3"), "unknown key train.steps"),
         ("predict", ("run=x", "input=y", "output=z", "overlap=2"), "overlap=2"),
+        ("predict", ("run=[]", "input=y", "output=z"), "run=[]"),
         ("evaluate", (), "give one of run=FOLDER"),
         ("evaluate", ("predictions=a",), "go together"),
         ("evaluate", ("compare=[a]",), "compare takes two"),
@@ -127,3 +128,20 @@ def test_predict_a_tree_of_dicom_series(trained, tmp_path):
             assert b"Muster" not in path.read_bytes()
         assert "Muster" not in path.name
     assert "Muster" not in done.stdout.replace(str(tmp_path), "")
+
+
+def test_a_folder_of_other_maps_is_left_alone(trained, tmp_path):
+    root, data, folder = trained
+    before = {p.name: p.read_bytes() for p in (data / "labelsTr").iterdir()}
+    for words in ((), ("overwrite=true",)):
+        done = run(
+            "segspeed.predict",
+            f"run={folder}",
+            f"input={data / 'imagesTr'}",
+            f"output={data / 'labelsTr'}",
+            *words,
+            cwd=root,
+        )
+        assert done.returncode == 2
+        assert "did not write" in done.stderr
+    assert {p.name: p.read_bytes() for p in (data / "labelsTr").iterdir()} == before

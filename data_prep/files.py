@@ -11,7 +11,6 @@ from typing import Any
 from segspeed.data.split import read_splits
 from segspeed.types import DataError, Split
 
-SUFFIXES = (".nii.gz", ".nii")
 SPLIT_FILES = ("splits.json", "splits_final.json")
 
 
@@ -23,19 +22,6 @@ def dataset_root(root: str | Path) -> Path:
     if not path.is_dir():
         raise DataError(f"the data root is a file; data.root names a folder: {path.absolute()}")
     return path.absolute()
-
-
-def is_volume(path: Path) -> bool:
-    """Whether a name is that of a NIfTI file, in any case of letters. Hidden files (``._x`` of macOS) are none."""
-    return path.name.lower().endswith(SUFFIXES) and not path.name.startswith(".")
-
-
-def stem(path: Path) -> str:
-    """File name without .nii or .nii.gz; dots, spaces and letters of the rest stay as they are."""
-    for suffix in SUFFIXES:
-        if path.name.lower().endswith(suffix):
-            return path.name[: -len(suffix)]
-    return path.name
 
 
 def read_dataset_json(root: Path, layout: str) -> Mapping[str, Any]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import class_values, dataset_root, own_splits, read_dataset_json, stem
+from data_prep.files import class_values, dataset_root, own_splits, read_dataset_json
+from segspeed.data.files import stem
 from segspeed.types import Case, Cohort, DataError
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import class_values, dataset_root, is_volume, own_splits, read_dataset_json, some, stem
+from data_prep.files import class_values, dataset_root, own_splits, read_dataset_json, some
+from segspeed.data.files import is_volume, stem
 from segspeed.types import Case, Cohort, DataError
 
 _CHANNEL = re.compile(r"(?s)(.+)_(\d{4})$")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.files import class_values, dataset_root, is_volume, own_splits, some, stem
+from data_prep.files import class_values, dataset_root, own_splits, some
+from segspeed.data.files import is_volume, stem
 from segspeed.data.geometry import VolumeError, read_volume
 from segspeed.types import Case, Cohort, DataError
 

@@ -17,7 +17,7 @@ import numpy as np
 from nibabel.orientations import axcodes2ornt, inv_ornt_aff, ornt_transform
 from scipy import ndimage
 
-from data_prep.files import stem
+from segspeed.data.files import stem
 from segspeed.record.live import track
 from segspeed.types import Case, Cohort, DataError
 

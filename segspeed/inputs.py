@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from segspeed.data.dicom import Series, convert_series, find_series
+from segspeed.data.files import is_volume, stem
 from segspeed.types import Case, DataError
 
-SUFFIXES = (".nii.gz", ".nii")
 CHANNEL = re.compile(r"(.+)_(\d{4})")
 
 
@@ -20,12 +20,12 @@ def find_cases(source: Path, channels: Sequence[str]) -> list[Case]:
     """
     if not source.exists():
         raise DataError(f"the input does not exist: {source.absolute()}")
-    files = [source] if source.is_file() else sorted(p for p in source.iterdir() if _is_volume(p))
-    if not files or not all(map(_is_volume, files)):
+    files = [source] if source.is_file() else sorted(p for p in source.iterdir() if is_volume(p) and p.is_file())
+    if not files or not all(map(is_volume, files)):
         raise DataError(f"{source} holds no NIfTI files (.nii or .nii.gz)")
-    numbered = [CHANNEL.fullmatch(_stem(p)) for p in files]
+    numbered = [CHANNEL.fullmatch(stem(p)) for p in files]
     if len(channels) == 1 and not all(m and m[2] == "0000" for m in numbered):
-        found = {_stem(p): [p] for p in files}
+        found = {stem(p): [p] for p in files}
         if len(found) < len(files):
             raise DataError(f"{source} holds .nii and .nii.gz files of the same name; keep one of each")
         return [Case(name, tuple(paths)) for name, paths in found.items()]
@@ -44,18 +44,9 @@ def find_cases(source: Path, channels: Sequence[str]) -> list[Case]:
     return [Case(name, tuple(have[n] for n in sorted(have))) for name, have in groups.items()]
 
 
-def _is_volume(path: Path) -> bool:
-    return path.name.lower().endswith(SUFFIXES) and not path.name.startswith(".") and path.is_file()
-
-
-def _stem(path: Path) -> str:
-    suffix = next(s for s in SUFFIXES if path.name.lower().endswith(s))
-    return path.name[: -len(suffix)]
-
-
 def holds_dicom(source: Path) -> bool:
     """Whether a folder is to be read as DICOM: it holds no NIfTI file, but files with DICOM's mark."""
-    if not source.is_dir() or any(_is_volume(p) for p in source.iterdir()):
+    if not source.is_dir() or any(is_volume(p) for p in source.iterdir()):
         return False
     return any(_has_mark(p) for p in source.rglob("*") if p.is_file() and not p.name.startswith("."))
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from segspeed.config_inference import InferenceConfig
 from segspeed.data.digest import hash_file
+from segspeed.data.files import is_volume
 from segspeed.jsonio import write_json
 from segspeed.record.checkpoints import BEST, LAST
 from segspeed.trained import TrainedRun
 from segspeed.types import Case, SettingError
 
 STAMP = ".made_by.json"
-SUFFIXES = (".nii", ".nii.gz")
 
 
 def stamp_of(runs: Sequence[TrainedRun], how: InferenceConfig, labels: Mapping[str, Sequence[int]]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def claim(output: Path, stamp: Mapping[str, Any], cases: Sequence[Case], *, over
             f"the output folder {output} is that of the input, whose files would be replaced; name another"
         )
     path = output / STAMP
-    maps = [p for p in output.iterdir() if p.name.lower().endswith(SUFFIXES)]
+    maps = [p for p in output.iterdir() if is_volume(p)]
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
+from segspeed.data.files import save_nifti
 from segspeed.types import DataError
 
 MIN_SLICES = 3  # fewer make a localizer, not a volume
@@ -103,13 +103,7 @@ def read_series(series: Series) -> tuple[nib.Nifti1Image, Any, list[Any]]:
 def convert_series(series: Series, path: Path) -> None:
     """Write a series as NIfTI that holds its geometry and values and nothing else."""
     image, _, _ = read_series(series)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}-{path.name}")
-    try:
-        nib.save(image, temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    save_nifti(image, path)
 
 
 def save_segmentation(label_map: Path, series: Series, path: Path, labels: Mapping[str, Sequence[int]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from segspeed.data.files import save_nifti
 from segspeed.data.geometry import to_file_axes
 from segspeed.data.labels import class_dtype, to_file_values
 from segspeed.types import Geometry
@@ -98,13 +98,7 @@ def _save(path: Path, values: np.ndarray, geometry: Geometry, slope: float) -> N
     image.set_sform(affine, code=1)
     rebuilt = _qform_of(image, affine)
     image.set_qform(affine if rebuilt else None, code=1 if rebuilt else 0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}-{path.name}")
-    try:
-        nib.save(image, temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    save_nifti(image, path)
 
 
 def _qform_of(image: nib.Nifti1Image, affine: np.ndarray) -> bool:

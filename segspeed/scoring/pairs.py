@@ -6,9 +6,8 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
+from segspeed.data.files import is_volume, stem
 from segspeed.types import DataError
-
-SUFFIXES = (".nii.gz", ".nii")
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def _files(folder: Path, role: str, problems: list[str]) -> dict[str, Path]:
         problems.append(f"the folder of the {role} {what}: {folder}")
         return {}
     try:
-        listed = sorted(p for p in folder.iterdir() if _suffix(p) and not p.name.startswith(".") and p.is_file())
+        listed = sorted(p for p in folder.iterdir() if is_volume(p) and p.is_file())
     except OSError as error:
         problems.append(f"the folder of the {role} cannot be read: {folder} ({error.strerror})")
         return {}
@@ -72,14 +71,9 @@ def _files(folder: Path, role: str, problems: list[str]) -> dict[str, Path]:
     groups: dict[str, list[Path]] = {}
     for path in listed:
         # macOS stores an accent as a character of its own: the same name has other bytes on another machine
-        name = unicodedata.normalize("NFC", path.name[: -len(_suffix(path))])
+        name = unicodedata.normalize("NFC", stem(path))
         groups.setdefault(name, []).append(path)
     for name, paths in groups.items():
         if len(paths) > 1:
             problems.append(f"{role}: {' and '.join(p.name for p in paths)} are both case {name!r}; keep one of them")
     return {name: paths[0] for name, paths in groups.items()}
-
-
-def _suffix(path: Path) -> str:
-    """The ending that makes it a NIfTI file, in any case of letters; "" where it is none."""
-    return next((s for s in SUFFIXES if path.name.lower().endswith(s)), "")

@@ -21,7 +21,7 @@ from segspeed.speed.meter import StepMeter
 from segspeed.speed.oom import OutOfMemory, cut, is_out_of_memory
 from segspeed.speed.precision import Precision
 from segspeed.speed.schedule import Horizon
-from segspeed.types import Batch, RunStopped, SettingError
+from segspeed.types import Batch, RunStopped, SettingError, first_line
 
 T = TypeVar("T")
 
@@ -77,9 +77,7 @@ class Learner:
             if not is_out_of_memory(error):
                 raise
             self.optimizer.zero_grad(set_to_none=True)
-            raise OutOfMemory(
-                str(error).splitlines()[0][:200]
-            ) from None  # the traceback would hold what fills the memory
+            raise OutOfMemory(first_line(error)) from None  # the traceback would hold what fills the memory
         with self.meter("optimiser"):
             norm = self.precision.step(self.optimizer, self.model.parameters(), self.clip)
             self.optimizer.zero_grad(set_to_none=True)

@@ -21,7 +21,7 @@ from segspeed.record.checkpoints import BEST, LAST, load_checkpoint
 from segspeed.record.run_folder import RunFolder
 from segspeed.speed.ema import WeightAverage
 from segspeed.speed.precision import DTYPES, Precision
-from segspeed.types import Cohort, DataError, Plan, Split
+from segspeed.types import Cohort, DataError, Plan, Split, first_line
 
 TRUSTED = ("segspeed", "monai", "torch")
 
@@ -54,7 +54,7 @@ def load_run(folder: Path, how: InferenceConfig, device: torch.device) -> Traine
     except FileNotFoundError as error:
         raise DataError(f"{folder} holds no run: {Path(str(error.filename)).name} is missing") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder} holds a damaged run ({type(error).__name__}: {_first_line(error)})") from error
+        raise DataError(f"{folder} holds a damaged run ({type(error).__name__}: {first_line(error)})") from error
     refuse_strangers(cfg.model.model_dump(by_alias=True), how.trust, folder)
     precision = Precision(trained_in if how.precision == "run" else how.precision, device)
     bare = cfg.model_copy(update={"memory": cfg.memory.model_copy(update={"checkpointing": "none"}), "compile": False})
@@ -108,11 +108,7 @@ def _load_weights(model: torch.nn.Module, folder: Path, which: str) -> None:
     except FileNotFoundError as error:
         raise DataError(f"{folder} has no {path.name}; has the run been evaluated or saved yet?") from error
     except Exception as error:  # a damaged or foreign archive fails in many ways
-        raise DataError(f"{path} cannot be loaded ({type(error).__name__}: {_first_line(error)})") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no text"])[0][:160]
+        raise DataError(f"{path} cannot be loaded ({type(error).__name__}: {first_line(error)})") from error
 
 
 def with_values_of(cohort: Cohort, other: Cohort) -> Cohort:

@@ -24,7 +24,7 @@ from segspeed.run import Run
 from segspeed.speed.clock import Clock
 from segspeed.speed.precision import Precision, choose_precision
 from segspeed.speed.signals import catch_stop_signals
-from segspeed.types import Cohort, DataError, Plan, RunStopped
+from segspeed.types import Cohort, DataError, Plan, RunStopped, first_line
 
 
 def train(cfg: Config) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def advice() -> Iterator[None]:
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
             raise
         raise RunStopped(
-            f"out of memory ({str(error).splitlines()[0][:160]}). In this order: a smaller plan.batch with "
+            f"out of memory ({first_line(error)}). In this order: a smaller plan.batch with "
             "train.accumulate to make up for it; memory.checkpointing=all; a smaller plan.patch"
         ) from error
 

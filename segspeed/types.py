@@ -39,6 +39,11 @@ class RunStopped(RuntimeError):
         self.exit_code = exit_code
 
 
+def first_line(error: BaseException, limit: int = 160) -> str:
+    """What an error says in one line; its type's name where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:limit]
+
+
 @dataclass(frozen=True)
 class Case:
     """One patient's study: one image path a channel, and the label map if there is one."""

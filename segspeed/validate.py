@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from segspeed.config import Component, Config
+from segspeed.types import first_line
 
 # Names that other tools use, or that are easily taken for each other.
 MOVED = {
@@ -257,7 +258,7 @@ def _import(path: str, name: str, problems: list[str]) -> Any:
         parent, _, last = name.rpartition(".")
         near = get_close_matches(last, _names_of(parent), 1)
         hint = f"; did you mean {parent}.{near[0]}?" if near else ""
-        problems.append(f"{path}={name} cannot be imported ({type(cause).__name__}: {_first_line(cause)}){hint}")
+        problems.append(f"{path}={name} cannot be imported ({type(cause).__name__}: {first_line(cause)}){hint}")
         return None
     if not callable(found):
         problems.append(f"{path}={name} is a {type(found).__name__}; it must be a function or a class")
@@ -269,10 +270,6 @@ def _names_of(module: str) -> list[str]:
     import sys
 
     return [n for n in vars(sys.modules[module]) if not n.startswith("_")] if module in sys.modules else []
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:160]
 
 
 def _signature_problems(section: str, component: Component, target: Any, supplied: Sequence[str]) -> list[str]:

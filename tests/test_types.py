@@ -1,6 +1,6 @@
 import pytest
 
-from segspeed.types import Case, Cohort
+from segspeed.types import Case, Cohort, first_line
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,9 @@ def test_a_case_without_a_patient_is_its_own():
     assert Case("c", (), patient="p").patient == "p"
     with pytest.raises(KeyError):
         Cohort("x", (), {}, ()).case("c")
+
+
+def test_an_error_in_one_line_even_if_it_says_nothing():
+    assert first_line(ValueError("a\nb")) == "a"
+    assert first_line(EOFError()) == "EOFError"
+    assert first_line(ValueError("x" * 300)) == "x" * 160

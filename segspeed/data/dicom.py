@@ -13,7 +13,7 @@ import nibabel as nib
 import numpy as np
 
 from segspeed.data.files import save_nifti
-from segspeed.types import DataError
+from segspeed.types import DataError, first_line
 
 MIN_SLICES = 3  # fewer make a localizer, not a volume
 TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM's patient axes run to left and posterior
@@ -82,7 +82,7 @@ def read_series(series: Series) -> tuple[nib.Nifti1Image, Any, list[Any]]:
     try:
         volume = highdicom.get_volume_from_series(slices, dtype=np.float32, rtol=0.01)
     except (ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
-        text = _first_line(error)
+        text = first_line(error)
         if "decod" in text.lower() or "decompress" in text.lower() or "plugin" in text.lower():
             raise DataError(
                 f"{series.id}: its pixels cannot be decoded ({text}); pip install pylibjpeg[all]"
@@ -155,12 +155,8 @@ def save_segmentation(label_map: Path, series: Series, path: Path, labels: Mappi
             device_serial_number="0",
         )
     except (ValueError, AttributeError, TypeError) as error:
-        raise DataError(f"{series.id}: no DICOM SEG can be made of it ({_first_line(error)})") from error
+        raise DataError(f"{series.id}: no DICOM SEG can be made of it ({first_line(error)})") from error
     made.save_as(path)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _pydicom() -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from segspeed.types import RunStopped
+from segspeed.types import RunStopped, first_line
 
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 
@@ -30,7 +30,7 @@ def save_atomic(state: Any, path: Path, *, keep: Path | None = None) -> None:
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
         raise RunStopped(
-            f"{path} could not be written ({str(error).splitlines()[0][:160]}); is the disk full? What was saved before is intact"
+            f"{path} could not be written ({first_line(error)}); is the disk full? What was saved before is intact"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -71,7 +71,7 @@ def load_last(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
                 raise ValueError("it holds no weights")
             return state, notes
         except Exception as error:  # a damaged archive fails in many ways; each is reported, none is hidden
-            notes.append(f"{name} cannot be read ({type(error).__name__}: {str(error).splitlines()[0][:120]})")
+            notes.append(f"{name} cannot be read ({type(error).__name__}: {first_line(error)})")
     if notes:
         raise RunStopped(
             f"no checkpoint of {folder} can be read: {'; '.join(notes)}. Bring one back from a copy, or choose another "

@@ -133,3 +133,10 @@ def test_a_checkpoint_without_weights_counts_as_damaged(tmp_path):
     (tmp_path / "previous.pt").unlink()
     with pytest.raises(RunStopped, match="no checkpoint of"):
         load_last(tmp_path)
+
+
+def test_an_empty_checkpoint_counts_as_damaged(tmp_path):
+    save_last({"model": {}, "step": 1}, tmp_path)
+    save_last({"model": {}, "step": 2}, tmp_path)
+    (tmp_path / "last.pt").write_bytes(b"")
+    assert load_last(tmp_path)[0]["step"] == 1

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from segspeed.data.labels import regions_of
 from segspeed.data.split import read_splits
-from segspeed.types import DataError, Split
+from segspeed.types import DataError, LabelTable, Split
 
 SPLIT_FILES = ("splits.json", "splits_final.json")
 
@@ -43,11 +44,12 @@ def read_dataset_json(root: Path, layout: str) -> Mapping[str, Any]:
     return found
 
 
-def class_values(labels: Any, whence: str) -> dict[str, tuple[int, ...]]:
-    """Foreground classes as name -> values, from {"0": "background", "1": "liver"} (Decathlon), from
-    {"background": 0, "liver": 1} (nnU-Net v2), or from {"liver": [1, 2]} (merged values).
+def label_table(labels: Any, whence: str) -> LabelTable:
+    """What label values mean, from {"0": "background", "1": "liver"} (Decathlon), from {"background": 0, "liver": 1}
+    (nnU-Net v2), or from {"liver": [1, 2]} (merged values). A class called "ignore" is none; names that share values are
+    regions, as in nnU-Net.
 
-    Raises DataError when a value is no integer or is given to two classes.
+    Raises DataError when a value is no integer or there is no class.
     """
     if not isinstance(labels, Mapping) or not labels:
         raise DataError(f'{whence} must be a mapping such as {{"0": "background", "1": "liver"}}')
@@ -57,8 +59,6 @@ def class_values(labels: Any, whence: str) -> dict[str, tuple[int, ...]]:
         numbers = _integers(values)
         if numbers is None:
             raise DataError(f"{whence}: {key!r}: {value!r} joins no class name to whole numbers")
-        if name == "ignore":
-            raise DataError(f"{whence} declares an ignore label, which segspeed does not train with yet")
         if isinstance(value, str) and _integers(key) and _integers(value):
             raise DataError(
                 f"{whence}: {key!r}: {value!r} could mean either way round; give the class a name with letters"
@@ -68,18 +68,27 @@ def class_values(labels: Any, whence: str) -> dict[str, tuple[int, ...]]:
         if 0 in numbers:
             continue  # the background, whatever it is called
         found[name] = (*found.get(name, ()), *numbers)
-    taken: dict[int, str] = {}
-    for name, numbers in found.items():
-        for number in numbers:
-            if number in taken:
-                raise DataError(
-                    f"{whence} gives the value {number} to {taken[number]} and to {name}; "
-                    "overlapping regions are not trained yet: name each value once"
-                )
-            taken[number] = name
+    ignore = found.pop("ignore", ())
     if not found:
         raise DataError(f"{whence} declares no class but the background")
-    return found
+    if clash := sorted({v for numbers in found.values() for v in numbers} & set(ignore)):
+        raise DataError(f"{whence} gives the value {clash[0]} to ignore and to a class")
+    classes, regions = regions_of(found)
+    return LabelTable(classes, ignore=ignore, regions=regions)
+
+
+def class_values(labels: Any, whence: str) -> dict[str, tuple[int, ...]]:
+    return dict(label_table(labels, whence).classes)
+
+
+def table_fields(table: LabelTable) -> dict[str, Any]:
+    """The arguments of a `Cohort` that say the same as ``table``."""
+    return {
+        "labels": table.classes,
+        "background": table.background,
+        "ignore": table.ignore,
+        "regions": table.regions,
+    }
 
 
 def _integers(value: Any) -> tuple[int, ...] | None:

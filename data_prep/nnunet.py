@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import class_values, dataset_root, own_splits, read_dataset_json, some
+from data_prep.files import dataset_root, label_table, own_splits, read_dataset_json, some, table_fields
 from segspeed.data.files import is_volume, stem
 from segspeed.types import Case, Cohort, DataError
 
@@ -30,7 +30,7 @@ def nnunet(root: str) -> Cohort:
     return Cohort(
         name=str(about.get("name") or folder.name),
         cases=_cases(images, labels, len(channels)),
-        labels=class_values(about.get("labels"), f"{folder / 'dataset.json'}, labels"),
+        **table_fields(label_table(about.get("labels"), f"{folder / 'dataset.json'}, labels")),
         channels=channels,
         splits=own_splits(folder),
     )

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.files import class_values, dataset_root, own_splits, some
+from data_prep.files import dataset_root, label_table, own_splits, some, table_fields
 from segspeed.data.files import is_volume, stem
 from segspeed.data.geometry import VolumeError, read_volume
-from segspeed.types import Case, Cohort, DataError
+from segspeed.types import Case, Cohort, DataError, LabelTable
 
 COLUMNS = ("id", "image", "label", "patient", "site")
 MAX_GUESSED_CLASSES = 200  # more distinct values than this are no label map
@@ -33,8 +33,8 @@ def pairs(
     or from two globs; the text that their wildcards stand for is the case id and joins them. Relative paths start at
     ``root``, else at the CSV's folder, else where the command runs.
 
-    ``class_names`` maps names to values ({liver: 1, tumour: [2, 3]}); without it every value found in the labels
-    becomes a class. ``channels`` names the image files of a case; a channel called CT is normalised as CT.
+    ``class_names`` maps names to values ({liver: 1, tumour: [2, 3]}; names that share values are regions); without it
+    every value found in the labels becomes a class. ``channels`` names the image files of a case; a channel called CT is normalised as CT.
     Raises DataError with every row or file that cannot be used.
     """
     base = dataset_root(root) if root is not None else None
@@ -60,7 +60,7 @@ def pairs(
     return Cohort(
         name=name,
         cases=cases,
-        labels=class_values(class_names, "data.class_names") if class_names is not None else _guess(cases),
+        **table_fields(label_table(class_names, "data.class_names") if class_names is not None else _guess(cases)),
         channels=tuple(channels) if channels is not None else tuple(f"image_{i}" for i in range(width)),
         splits=own_splits(folder),
     )
@@ -180,7 +180,7 @@ def _from_globs(base: Path, images: str, labels: str) -> tuple[Case, ...]:
     return tuple(Case(key, (image_of[key],), label_of[key]) for key in image_of)
 
 
-def _guess(cases: Sequence[Case]) -> dict[str, tuple[int, ...]]:
+def _guess(cases: Sequence[Case]) -> LabelTable:
     """Every whole number found in the labels as a class of its own. Unreadable labels are left to the check."""
     values: set[int] = set()
     for case in cases:
@@ -200,4 +200,4 @@ def _guess(cases: Sequence[Case]) -> dict[str, tuple[int, ...]]:
     values.discard(0)
     if not values:
         raise DataError("no label holds any value but 0, so there is no class to learn (data.class_names)")
-    return {f"class_{v}": (v,) for v in sorted(values)}
+    return LabelTable({f"class_{v}": (v,) for v in sorted(values)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from segspeed.augment.torch_backend import source_shape
 from segspeed.config import Component, Config, DataConfig
 from segspeed.config_inference import InferenceConfig
 from segspeed.data.cache import CacheEntry, resident
+from segspeed.data.labels import choose_labels
 from segspeed.data.sampling import PatchSampler
 from segspeed.engine import Learner
 from segspeed.evaluation import Predictor
@@ -26,11 +28,12 @@ from segspeed.infer.sliding import Window
 from segspeed.loader.device import DeviceStage
 from segspeed.loader.residence import DeviceLoader, choose_residence
 from segspeed.model.checkpointing import apply_checkpointing
+from segspeed.model.losses import RegionTargets
 from segspeed.speed.cpus import available_cpus, loader_workers
 from segspeed.speed.ema import WeightAverage
 from segspeed.speed.precision import Precision
 from segspeed.speed.schedule import BudgetHorizon, Horizon, StepHorizon, learning_rate_factor
-from segspeed.types import Batch, Cohort, DataError, Plan, SettingError
+from segspeed.types import Batch, Case, Cohort, DataError, LabelTable, Plan, SettingError
 
 
 def make(component: Component, /, *args: Any, **supplied: Any) -> Any:
@@ -68,11 +71,36 @@ def cohort_from(data: DataConfig) -> Cohort:
     unknown = [i for i in data.exclude if i not in ids]
     if unknown:
         raise SettingError(f"data.exclude names cases the cohort does not have: {', '.join(unknown)}")
-    swap_pairs(data, cohort)
-    kept = tuple(c for c in cohort.cases if c.id not in set(data.exclude))
+    kept = tuple(_known(c, data) for c in cohort.cases if c.id not in set(data.exclude))
     if not kept:
         raise DataError(f"the cohort {cohort.name} has no cases left")
-    return dataclasses.replace(cohort, name=data.name or cohort.name, cases=kept)
+    table = choose_labels(
+        cohort.table, classes=data.classes, background=data.background, ignore=data.ignore, regions=data.regions
+    )
+    chosen = dataclasses.replace(
+        cohort, name=data.name or cohort.name, cases=kept, labels=table.classes, background=table.background,
+        ignore=table.ignore, regions=table.regions,
+    )  # fmt: skip
+    output_pairs(data, chosen)
+    return chosen
+
+
+def _known(case: Case, data: DataConfig) -> Case:
+    """``case`` with the patient and the site that its id tells. Raises SettingError when a pattern finds nothing in it."""
+    told: dict[str, Any] = {}
+    for key, pattern in (("patient", data.patient_pattern), ("site", data.site_pattern)):
+        if pattern is None:
+            continue
+        try:
+            found = re.search(pattern, case.id)
+        except re.error as error:
+            raise SettingError(f"data.{key}_pattern={pattern} is no regular expression: {error}") from error
+        if found is None or not found.groups() or found[1] is None:
+            raise SettingError(
+                f"data.{key}_pattern={pattern} finds no group in the case id {case.id}; it needs one in brackets, p(\\d+)_"
+            )
+        told[key] = found[1]
+    return dataclasses.replace(case, **told) if told else case
 
 
 def swap_pairs(data: DataConfig, cohort: Cohort) -> list[tuple[int, int]]:
@@ -86,6 +114,26 @@ def swap_pairs(data: DataConfig, cohort: Cohort) -> list[tuple[int, int]]:
     if twice:
         raise SettingError(f"data.swap_on_flip names {', '.join(twice)} more than once; each class has one partner")
     return [(names.index(a) + 1, names.index(b) + 1) for a, b in data.swap_on_flip]
+
+
+def output_pairs(data: DataConfig, cohort: Cohort) -> list[tuple[int, int]]:
+    """`swap_pairs` as channels of the logits. Raises SettingError when mirroring a region makes none of the others."""
+    pairs = swap_pairs(data, cohort)
+    if not cohort.regions:
+        return pairs
+    partner = {a: b for pair in pairs for a, b in (pair, pair[::-1])}
+    members = [frozenset(m) for m in cohort.table.members]
+    found = []
+    for place, own in enumerate(members):
+        other = frozenset(partner.get(c, c) for c in own)
+        if other not in members:
+            raise SettingError(
+                f"data.swap_on_flip turns the region {cohort.table.targets[place]} into one that data.regions does not have; "
+                "regions of one side need their partner"
+            )
+        if members.index(other) > place:
+            found.append((place, members.index(other)))
+    return found
 
 
 def device_from(cfg: Config | InferenceConfig) -> torch.device:
@@ -118,7 +166,7 @@ def network_from(cfg: Config, plan: Plan, cohort: Cohort, precision: Precision) 
         plan=plan,
         spatial_dims=3,
         in_channels=len(cohort.channels),
-        out_channels=len(cohort.class_names) + 1,
+        out_channels=cohort.table.outputs,
     )
     if not isinstance(model, nn.Module):
         raise SettingError(f"{cfg.model.target} returned {type(model).__name__}; a model is a torch.nn.Module")
@@ -131,14 +179,32 @@ def network_from(cfg: Config, plan: Plan, cohort: Cohort, precision: Precision) 
     return model
 
 
-def learner_from(cfg: Config, model: nn.Module, precision: Precision) -> Learner:
-    optimizer, loss = make(cfg.optimizer, params=list(model.parameters())), make(cfg.loss)
+def loss_from(cfg: Config, labels: LabelTable) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The loss, told of regions and ignored voxels. One that does not know of regions gets binary targets of them.
+
+    Raises SettingError when it cannot ignore voxels that are to be ignored.
+    """
+    told: dict[str, Any] = {"regions": labels.members} if labels.regions else {}
+    if labels.ignore_index is not None:
+        told["ignore_index"] = labels.ignore_index
+    loss = make(cfg.loss, **told)
+    if not callable(loss):
+        raise SettingError(f"{cfg.loss.target} returned {type(loss).__name__}; a loss is called with (logits, label)")
+    known = getattr(loss, "__dict__", {})
+    if labels.ignore and "ignore_index" not in known:
+        raise SettingError(
+            f"data.ignore is set, but {cfg.loss.target} takes no ignore_index; use loss=dice_ce, or name these voxels in "
+            "data.background"
+        )
+    return RegionTargets(loss, labels.members) if labels.regions and "regions" not in known else loss
+
+
+def learner_from(cfg: Config, model: nn.Module, precision: Precision, labels: LabelTable) -> Learner:
+    optimizer, loss = make(cfg.optimizer, params=list(model.parameters())), loss_from(cfg, labels)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise SettingError(
             f"{cfg.optimizer.target} returned {type(optimizer).__name__}; it is no torch.optim.Optimizer"
         )
-    if not callable(loss):
-        raise SettingError(f"{cfg.loss.target} returned {type(loss).__name__}; a loss is called with (logits, label)")
     return Learner(
         model=model,
         loss=loss,
@@ -197,7 +263,7 @@ def loader_from(
         swap_on_flip=swap_pairs(cfg.data, cohort),
         device=device,
         cases=tuple(cohort.case(e.case_id) for e in entries),
-        labels=cohort.labels,
+        labels=cohort.table,
     )
 
 
@@ -219,7 +285,8 @@ def stage_from(cfg: Config, plan: Plan, cohort: Cohort, learner: Learner, loader
 def predictor_from(cfg: Config, model: nn.Module, plan: Plan, cohort: Cohort, precision: Precision) -> Predictor:
     """The predictor of in-training evaluations; the final one mirrors as well if ``evaluation.mirror``."""
     e = cfg.evaluation
-    return Predictor(model, Window(plan.patch, e.overlap, e.windows), precision, (), swap_pairs(cfg.data, cohort))
+    window = Window(plan.patch, e.overlap, e.windows)
+    return Predictor(model, window, precision, cohort.table, (), output_pairs(cfg.data, cohort))
 
 
 def mirrored(cfg: Config, predictor: Predictor) -> Predictor:

@@ -37,6 +37,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Millimetres = Annotated[float, Field(ge=0.001, le=1000.0)]
 Processes = Annotated[int, Field(ge=0, le=1024)]
 Range = tuple[float, float]
+Labels = str | int | tuple[str | int, ...]  # classes by name or by value
 
 
 class Section(BaseModel):
@@ -85,6 +86,24 @@ class DataConfig(Component):
     swap_on_flip: tuple[tuple[str, str], ...] = Field(
         (), description="pairs of class names that trade places when left and right are mirrored"
     )
+    classes: dict[str, Labels] = Field(
+        {}, description="classes under new names, or merged: {tumour: [core, edema], liver: hepar}"
+    )
+    background: tuple[str | int, ...] = Field((), description="classes or label values that count as background")
+    ignore: tuple[str | int, ...] = Field(
+        (), description="classes or label values without a say in loss and Dice (not annotated, uncertain)"
+    )
+    regions: dict[str, Labels] = Field(
+        {}, description="overlapping targets made of classes: {whole: [edema, core], core: core}; trained by sigmoid"
+    )
+    patient_pattern: str | None = Field(
+        None, description="regular expression on case ids whose first group is the patient: 'p(\\d+)_'"
+    )
+    site_pattern: str | None = Field(None, description="the same for the site")
+    accept: tuple[str, ...] = Field(
+        (), description="kinds of problems of data_prep.check that are known and no errors: [shear, patient-overlap]"
+    )
+    resample_labels: bool = Field(False, description="labels on another grid are brought onto that of their image")
 
 
 class PlanConfig(Strict):

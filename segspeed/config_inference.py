@@ -50,6 +50,7 @@ class EvaluateConfig(InferenceConfig):
     class_names: dict[str, int | tuple[int, ...]] | None = Field(
         None, description="{liver: 1, lesion: [2, 3]}; empty: every value found is a class"
     )
+    ignore: tuple[int, ...] = Field((), description="values of the labels whose voxels are in no score")
     compare: tuple[str, ...] = Field((), description="two summary.json: the second against the first")
     margin: Annotated[float, Field(ge=0, lt=1)] = Field(0.005, description="of Dice, for the non-inferiority verdict")
     output: str | None = Field(None, description="folder of the report; beside the run or the predictions if empty")

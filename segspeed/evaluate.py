@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from segspeed.cli import Frame, door
 from segspeed.config_inference import EvaluateConfig
-from segspeed.types import DataError, SettingError
+from segspeed.types import DataError, LabelTable, SettingError
 
 if TYPE_CHECKING:
     from segspeed.scoring.pairs import ScorePair
-
-Classes = Mapping[str, tuple[int, ...]]
 
 
 def main(cfg: EvaluateConfig) -> int:
@@ -36,11 +34,11 @@ def main(cfg: EvaluateConfig) -> int:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be scored: pairs, the values of each class, the classes that count, the report's folder and title, the
+    """What is to be scored: pairs, what label values mean, the targets that count, the report's folder and title, the
     images behind the labels by case, and what the report tells about where the predictions come from."""
 
     pairs: list[ScorePair]
-    classes: Classes
+    labels: LabelTable
     wanted: tuple[str, ...]
     folder: Path
     title: str
@@ -50,6 +48,7 @@ class Task:
 
 def of_folders(cfg: EvaluateConfig) -> Task:
     """Anybody's predictions."""
+    from segspeed.data.labels import regions_of
     from segspeed.scoring.pairs import find_pairs
     from segspeed.scoring.score import classes_of
 
@@ -58,12 +57,14 @@ def of_folders(cfg: EvaluateConfig) -> Task:
     predictions = Path(cfg.predictions)
     pairs = find_pairs(predictions, Path(cfg.labels))
     if cfg.class_names is None:
-        classes = classes_of([p.reference for p in pairs])
+        labels = LabelTable(classes_of([p.reference for p in pairs]), ignore=cfg.ignore)
     else:
-        classes = {n: (v if isinstance(v, tuple) else (v,)) for n, v in cfg.class_names.items()}
+        named = {n: (v if isinstance(v, tuple) else (v,)) for n, v in cfg.class_names.items()}
+        classes, regions = regions_of(named)
+        labels = LabelTable(classes, ignore=cfg.ignore, regions=regions)
     folder = Path(cfg.output) if cfg.output else predictions / "evaluation"
     title = f"{predictions.name} against {Path(cfg.labels).name}"
-    return Task(pairs, classes, tuple(classes), folder, title, {}, {})
+    return Task(pairs, labels, labels.targets, folder, title, {}, {})
 
 
 def of_run(cfg: EvaluateConfig, failed: list[str]) -> Task:
@@ -98,7 +99,7 @@ def of_run(cfg: EvaluateConfig, failed: list[str]) -> Task:
         )
     if any(len(c.images) != len(run.cohort.channels) for c in cases):
         raise DataError(f"the run takes {len(run.cohort.channels)} channels ({', '.join(run.cohort.channels)}) a case")
-    labels = with_values_of(run.cohort, cohort).labels
+    labels = with_values_of(run.cohort, cohort).table
     folder = Path(cfg.output) if cfg.output else run.folder / f"evaluation_{cohort.folder_name}"
     predictions = folder / "predictions"
     # the folder is this command's own: maps of other weights or settings are made anew
@@ -118,7 +119,8 @@ def of_run(cfg: EvaluateConfig, failed: list[str]) -> Task:
     title = f"{' + '.join(r.folder.name for r in runs)} on {cohort.name}"
     images = {c.id: c.images[0] for c in cases}
     about = {"Plan of the run": run.plan, "Not predicted": failed} if failed else {"Plan of the run": run.plan}
-    return Task(pairs, cohort.labels, tuple(labels), folder, title, images, {k: to_plain(v) for k, v in about.items()})
+    theirs = labels if labels.regions else cohort.table
+    return Task(pairs, theirs, labels.targets, folder, title, images, {k: to_plain(v) for k, v in about.items()})
 
 
 def score(cfg: EvaluateConfig, task: Task) -> int:
@@ -140,7 +142,7 @@ def score(cfg: EvaluateConfig, task: Task) -> int:
     workers = available_cpus() if cfg.workers == "auto" else max(1, int(cfg.workers))
     scored = score_pairs(
         task.pairs,
-        task.classes,
+        task.labels,
         tolerances=cfg.tolerances,
         lesions=cfg.lesions,
         tolerance_mm=cfg.tolerance_mm,
@@ -159,7 +161,7 @@ def score(cfg: EvaluateConfig, task: Task) -> int:
         ),
         "Versions and hardware": environment(),
     }
-    overlays = worst_overlays(summary, task.pairs, task.classes, task.images)
+    overlays = worst_overlays(summary, task.pairs, task.labels, task.images)
     report = write_scores(task.folder, cases, summary, task.title, about=about, overlays=overlays)
     print_scores(summary)
     say(f"Report: {report}; summary.json and cases.csv lie beside it")

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from segspeed.augment.intensity import normalise_
 from segspeed.data.cache import CacheEntry
+from segspeed.infer.decode import class_indices
 from segspeed.infer.export import label_map, native_planes
 from segspeed.infer.sliding import Window, finished_planes, forward_of
-from segspeed.metric.overlap import dice_per_class
+from segspeed.metric.overlap import dice_per_target
 from segspeed.speed.precision import Precision
+from segspeed.types import LabelTable
 
 FEW_PATCHES = 8
 
@@ -26,8 +28,9 @@ class Predictor:
     model: nn.Module
     window: Window
     precision: Precision
+    labels: LabelTable
     mirror: tuple[int, ...] = ()
-    swap_on_flip: Sequence[tuple[int, int]] = ()
+    swap_on_flip: Sequence[tuple[int, int]] = ()  # output channels
 
     def planes(self, image: np.ndarray, norm: np.ndarray, axis: int, own: bool = False) -> Iterator[tuple[int, Tensor]]:
         """Scores of a raw volume ``(C, D, H, W)`` with constants ``(C, 4)``, some planes along ``axis`` at a time. ``own``:
@@ -36,12 +39,13 @@ class Predictor:
         raw = image if own else np.array(image[:], dtype=np.float32)
         volume = normalise_(torch.from_numpy(raw).to(device), torch.from_numpy(norm).to(device))
         self.model.eval()
-        forward = forward_of(self.model, self.precision, self.mirror, self.swap_on_flip)
+        forward = forward_of(self.model, self.precision, self.labels, self.mirror, self.swap_on_flip)
         return finished_planes(forward, volume, self.window, axis)
 
     def classes(self, image: np.ndarray, norm: np.ndarray) -> np.ndarray:
         """Class indices ``(D, H, W)`` on the volume's own grid."""
-        return np.concatenate([scores.max(0).indices.cpu().numpy() for _, scores in self.planes(image, norm, 0)])
+        parts = [class_indices(scores[None], self.labels)[0] for _, scores in self.planes(image, norm, 0)]
+        return torch.cat(parts).cpu().numpy()
 
     def slow_axis(self, shape: Sequence[int]) -> int:
         """The axis along which a volume is done with the least held at a time: one window's depth of it. For one that is a
@@ -52,12 +56,12 @@ class Predictor:
 
 
 def evaluate_cases(
-    predictor: Predictor, entries: Sequence[CacheEntry], norms: Sequence[np.ndarray], classes: int
+    predictor: Predictor, entries: Sequence[CacheEntry], norms: Sequence[np.ndarray]
 ) -> Iterator[tuple[str, list[float | None]]]:
-    """Case id and Dice a foreground class (None: absent from reference and prediction), as they are scored."""
+    """Case id and Dice a target (None: absent from reference and prediction), as they are scored."""
     for entry, norm in zip(entries, norms, strict=True):
         geometry = entry.geometry
         axis = predictor.slow_axis(geometry.target_shape)
         native = native_planes(predictor.planes(entry.image, norm, axis), geometry, axis)
-        prediction = label_map(native, geometry, classes, axis)
-        yield entry.case_id, dice_per_class(entry.native_label, prediction, classes)
+        prediction = label_map(native, geometry, predictor.labels, axis)
+        yield entry.case_id, dice_per_target(entry.native_label, prediction, predictor.labels)

@@ -15,6 +15,7 @@ CHANNEL = re.compile(r"(.+)_(\d{4})")
 
 def find_cases(source: Path, channels: Sequence[str]) -> list[Case]:
     """The cases of a NIfTI file or a folder: one file a case, or ``ID_0000.nii.gz`` ... a channel (also for one channel).
+    Where no file has a channel's number, several channels lie along the fourth axis of each.
 
     Raises DataError with everything that does not fit.
     """
@@ -29,6 +30,8 @@ def find_cases(source: Path, channels: Sequence[str]) -> list[Case]:
         if len(found) < len(files):
             raise DataError(f"{source} holds .nii and .nii.gz files of the same name; keep one of each")
         return [Case(name, tuple(paths)) for name, paths in found.items()]
+    if len(channels) > 1 and not any(numbered):
+        return [Case(stem(p), (p,) * len(channels), stacked=True) for p in files]
     groups: dict[str, dict[int, Path]] = {}
     problems = [f"{p.name} has no channel number" for p, m in zip(files, numbered, strict=True) if m is None]
     for path, match in zip(files, numbered, strict=True):

@@ -85,13 +85,15 @@ def draw_overlays(run: Run, summary: Summary) -> list[Overlay]:
         for role, (case, dice) in chosen.items():
             number = run.prepared.split.val.index(case)
             entry = run.val_entries[number]
+            label = np.asarray(entry.label)
+            ignored = run.prepared.cohort.table.ignore_index
             pictures.append(
                 make_overlay(
                     role,
                     case,
                     dice,
                     np.asarray(entry.image[0], dtype=np.float32),
-                    np.asarray(entry.label),
+                    label if ignored is None else np.where(label == ignored, 0, label),
                     run.predictor.classes(entry.image, run.val_norms[number]),
                     run.prepared.plan.spacing,
                 )

@@ -38,12 +38,10 @@ def main(cfg: PredictConfig) -> int:
             say(note)
     else:
         cases = find_cases(source, cohort.channels)
-    say(f"{len(cases)} cases, {len(runs)} run(s) on {', '.join(cohort.channels)}: {', '.join(cohort.class_names)}")
+    say(f"{len(cases)} cases, {len(runs)} run(s) on {', '.join(cohort.channels)}: {', '.join(cohort.table.targets)}")
     known = earlier_volumes(output)
-    claim(output, stamp_of(runs, cfg, cohort.labels), cases, overwrite=cfg.overwrite)
-    found = predict_cases(
-        runs, cases, output, labels=cohort.labels, overwrite=cfg.overwrite, probabilities=cfg.probabilities
-    )
+    claim(output, stamp_of(runs, cfg, cohort.table), cases, overwrite=cfg.overwrite)
+    found = predict_cases(runs, cases, output, labels=cohort.table, overwrite=cfg.overwrite, shares=cfg.probabilities)
     outcomes = [
         dataclasses.replace(o, volumes_ml=known.get(o.case)) if o.status == "there" else o
         for o in track(found, len(cases), "predicting")

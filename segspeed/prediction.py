@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from segspeed import build
-from segspeed.data.preprocess import PreparedImage, preprocess_image
+from segspeed.data.plan import grid_of
+from segspeed.data.preprocess import Grid, PreparedImage, preprocess_image
+from segspeed.infer.decode import as_scores, probabilities
 from segspeed.infer.export import Planes, label_map, native_planes, save_label_map, save_probability
 from segspeed.trained import TrainedRun
-from segspeed.types import Case, DataError, Geometry
+from segspeed.types import Case, DataError, Geometry, LabelTable
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,12 @@ def predict_cases(
     cases: Sequence[Case],
     output: Path,
     *,
-    labels: Mapping[str, tuple[int, ...]],
+    labels: LabelTable,
     overwrite: bool = False,
-    probabilities: bool = False,
+    shares: bool = False,
 ) -> Iterator[Outcome]:
-    """Write one label map a case into ``output``, values those of ``labels``; yields what became of each.
+    """Write one label map a case into ``output``, values those of ``labels``, and with ``shares`` a map of each target's
+    probability; yields what became of each.
 
     While the network works on one case, the next is read and the last one written. A case that fails is told and the others
     go on. Several runs are averaged over their probabilities.
@@ -53,7 +56,7 @@ def predict_cases(
     output.mkdir(parents=True, exist_ok=True)
     todo = [c for c in cases if overwrite or not output_path(output, c.id).exists()]
     yield from (Outcome(c.id, "there") for c in cases if c not in todo)
-    grids = [(run.plan.spacing, run.plan.coarse_axis) for run in runs]
+    grids = [grid_of(run.plan) for run in runs]
     with ThreadPoolExecutor(1, "read") as reader, ThreadPoolExecutor(1, "write") as writer:
         reading: Future[list[PreparedImage]] | None = None
         writing: list[tuple[Outcome, Future[None]]] = []
@@ -64,16 +67,14 @@ def predict_cases(
             try:
                 images = current.result()
                 reading = reader.submit(_read, following, grids) if following else None
-                maps = _predict(runs, images, len(labels), probabilities)
+                maps = _predict(runs, images, labels, shares)
             except Exception as error:  # whatever is wrong with one case is told with its name, and the others go on
                 reading = reading if reading is not current else None
                 reading = reading or (reader.submit(_read, following, grids) if following else None)
                 yield Outcome(case.id, "failed", time.perf_counter() - start, problem=_told(case, error))
                 continue
             del images
-            outcome = Outcome(
-                case.id, "done", time.perf_counter() - start, maps.network_s, maps.volumes_ml(list(labels))
-            )
+            outcome = Outcome(case.id, "done", time.perf_counter() - start, maps.network_s, maps.volumes_ml(labels))
             writing.append((outcome, writer.submit(_write, maps, output, case.id, labels)))
             while len(writing) > 1:
                 yield _written(*writing.pop(0))
@@ -82,26 +83,29 @@ def predict_cases(
 
 @dataclass(frozen=True)
 class _Maps:
-    """A predicted case: class indices ``(D, H, W)`` and, if wanted, 255 times each foreground class's probability."""
+    """A predicted case: class indices ``(D, H, W)`` and, if wanted, 255 times each target's probability."""
 
     classes: np.ndarray
     geometry: Geometry
     shares: np.ndarray | None
     network_s: float
 
-    def volumes_ml(self, names: Sequence[str]) -> dict[str, float]:
+    def volumes_ml(self, labels: LabelTable) -> dict[str, float]:
         voxel = abs(float(np.linalg.det(np.array(self.geometry.affine)[:3, :3]))) / 1000
-        counts = np.bincount(self.classes.ravel(), minlength=len(names) + 1)
-        return {name: round(float(counts[n + 1]) * voxel, 4) for n, name in enumerate(names)}
+        counts = np.bincount(self.classes.ravel(), minlength=len(labels.classes) + 1)
+        return {
+            name: round(float(counts[list(members)].sum()) * voxel, 4)
+            for name, members in zip(labels.targets, labels.members, strict=True)
+        }
 
 
-def _read(case: Case, grids: Sequence[tuple[tuple[float, float, float], int | None]]) -> list[PreparedImage]:
+def _read(case: Case, grids: Sequence[Grid]) -> list[PreparedImage]:
     """The case on each run's grid; runs on the same grid share it."""
-    made = {grid: preprocess_image(case, *grid) for grid in dict.fromkeys(grids)}
+    made = {grid: preprocess_image(case, grid) for grid in dict.fromkeys(grids)}
     return [made[grid] for grid in grids]
 
 
-def _predict(runs: Sequence[TrainedRun], images: Sequence[PreparedImage], classes: int, shares: bool) -> _Maps:
+def _predict(runs: Sequence[TrainedRun], images: Sequence[PreparedImage], labels: LabelTable, shares: bool) -> _Maps:
     geometry = images[0].geometry
     axis = runs[0].predictor.slow_axis(geometry.crop_shape)
     alone = len(runs) == 1  # runs on one grid share the volume
@@ -113,42 +117,43 @@ def _predict(runs: Sequence[TrainedRun], images: Sequence[PreparedImage], classe
         )
         for run, image in zip(runs, images, strict=True)
     ]
-    native: Planes = streams[0] if len(streams) == 1 and not shares else _averaged(streams)
-    kept = np.zeros((classes, *geometry.shape), np.uint8) if shares else None
+    native: Planes = streams[0] if len(streams) == 1 else _averaged(streams, labels)
+    kept = np.zeros((len(labels.targets), *geometry.shape), np.uint8) if shares else None
     if kept is not None:
-        native = _kept(native, kept, geometry, axis)
+        native = _kept(native, kept, geometry, axis, labels)
     start = time.perf_counter()
-    found = label_map(native, geometry, classes, axis)
+    found = label_map(native, geometry, labels, axis)
     return _Maps(found, geometry, kept, time.perf_counter() - start)
 
 
-def _averaged(streams: Sequence[Planes]) -> Planes:
+def _averaged(streams: Sequence[Planes], labels: LabelTable) -> Planes:
     """Mean probability of the runs, plane by plane: no run's scores of the whole volume exist at any time."""
     singles = [((part[n : n + 1]) for _, part in stream for n in range(len(part))) for stream in streams]
     for place, planes in enumerate(zip(*singles, strict=True)):
-        total: Tensor = torch.stack([p.softmax(1) for p in planes]).mean(0)
-        yield place, total
+        total: Tensor = torch.stack([probabilities(p, labels) for p in planes]).mean(0)
+        yield place, as_scores(total, labels)
 
 
-def _kept(native: Planes, out: np.ndarray, geometry: Geometry, axis: int) -> Planes:
-    """Pass probabilities on and keep 255 times those of the foreground in ``out (classes, D, H, W)``."""
+def _kept(native: Planes, out: np.ndarray, geometry: Geometry, axis: int, labels: LabelTable) -> Planes:
+    """Pass logits on and keep 255 times the probability of each target in ``out (targets, D, H, W)``."""
     inside = out[(slice(None),) + tuple(slice(a, b) for a, b in geometry.crop)]
     along = np.moveaxis(inside, axis + 1, 1)
     for first, part in native:
-        along[:, first : first + len(part)] = (part[:, 1:] * 255).round().to(torch.uint8).cpu().numpy().swapaxes(0, 1)
+        share = probabilities(part, labels)[:, 0 if labels.regions else 1 :]
+        along[:, first : first + len(part)] = (share * 255).round().to(torch.uint8).cpu().numpy().swapaxes(0, 1)
         yield first, part
 
 
-def _write(maps: _Maps, output: Path, case: str, labels: Mapping[str, tuple[int, ...]]) -> None:
+def _write(maps: _Maps, output: Path, case: str, labels: LabelTable) -> None:
     path = output_path(output, case)
     if maps.shares is not None:
-        for name, share in zip(labels, maps.shares, strict=True):
+        for name, share in zip(labels.targets, maps.shares, strict=True):
             save_probability(
                 path.with_name(f"{path.name[:-7]}.{re.sub(r'[/:]', '_', name)}.probability.nii.gz"),
                 share,
                 maps.geometry,
             )
-    save_label_map(path, maps.classes, maps.geometry, labels)  # last: a case whose label map is there is done
+    save_label_map(path, maps.classes, maps.geometry, labels.classes)  # last: a case whose label map is there is done
 
 
 def _written(outcome: Outcome, future: Future[None]) -> Outcome:

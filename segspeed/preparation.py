@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from segspeed.build import cache_root
 from segspeed.config import Config
 from segspeed.data.cache import CacheEntry, Storage
 from segspeed.data.fingerprint import fingerprint
-from segspeed.data.inspect import cohort_problems, inspect_cases
-from segspeed.data.plan import make_plan
+from segspeed.data.inspect import ACCEPTABLE, Rules, cohort_problems, inspect_cases
+from segspeed.data.plan import grid_of, make_plan
 from segspeed.data.prepare import prepare_cases
 from segspeed.data.split import choose_split
 from segspeed.speed.cpus import available_cpus
-from segspeed.types import CaseFacts, Cohort, DataError, Fingerprint, Plan, Problem, Split
+from segspeed.types import CaseFacts, Cohort, DataError, Fingerprint, Plan, Problem, SettingError, Split
 
 T = TypeVar("T")
 Track = Callable[[Iterable[T], int, str], Iterator[T]]  # shows progress over an iterable
@@ -41,17 +42,51 @@ def preparation_workers(cfg: Config) -> int:
     return available_cpus() if cfg.cache.workers == "auto" else int(cfg.cache.workers)
 
 
-def inspect_cohort(cfg: Config, cohort: Cohort, track: Track[Any]) -> tuple[dict[str, CaseFacts], list[Problem]]:
-    """Read every case once (or recall it): facts by case id, and all problems of the cohort."""
+def inspect_cohort(
+    cfg: Config, cohort: Cohort, track: Track[Any], pictures: Path | None = None
+) -> tuple[dict[str, CaseFacts], list[Problem]]:
+    """Read every case once (or recall it): facts by case id, and all problems of the cohort. ``pictures`` is a folder for a
+    thumbnail of each readable case. Raises SettingError when ``data.accept`` names what cannot be accepted."""
+    wrong = sorted(set(cfg.data.accept) - set(ACCEPTABLE))
+    if wrong:
+        raise SettingError(f"data.accept names {', '.join(wrong)}; what can be accepted: {', '.join(ACCEPTABLE)}")
+    rules = Rules(
+        labels=cohort.table,
+        channels=cohort.channels,
+        tolerance_mm=cfg.data.tolerance_mm,
+        resample_labels=cfg.data.resample_labels,
+        pictures=pictures,
+    )
     found = inspect_cases(
         cohort,
-        tolerance_mm=cfg.data.tolerance_mm,
+        rules,
         memo=None if cfg.cache.verify else cache_root(cfg),
         workers=preparation_workers(cfg),
     )
     facts = {f.id: f for f in track(found, len(cohort.cases), "reading cases")}
     ordered = [facts[c.id] for c in cohort.cases]
-    return facts, [p for f in ordered for p in f.problems] + cohort_problems(cohort, ordered)
+    problems = [p for f in ordered for p in f.problems] + cohort_problems(cohort, ordered)
+    return facts, [_weighed(p, cfg) for p in problems]
+
+
+def _weighed(problem: Problem, cfg: Config) -> Problem:
+    """Sides are a guess in an image without a coded orientation, so classes that have sides make that an error; and what the
+    user accepts is none."""
+    if problem.kind == "no-orientation" and cfg.data.swap_on_flip and "no-orientation" not in cfg.data.accept:
+        text = f"{problem.message}; the classes of data.swap_on_flip need it (data.accept=[no-orientation] if you know it is right)"
+        return dataclasses.replace(problem, severity="error", message=text)
+    if problem.kind in cfg.data.accept and problem.severity == "error":
+        return dataclasses.replace(problem, severity="warning")
+    return problem
+
+
+def split_for(cfg: Config, cohort: Cohort, facts: Mapping[str, CaseFacts]) -> Split:
+    """The fold to train on. Raises DataError."""
+    data = cfg.data
+    return choose_split(
+        cohort, fold=data.fold, folds=data.folds, seed=data.split_seed, splits=data.splits, excluded=data.exclude,
+        facts=facts, accept=data.accept,
+    )  # fmt: skip
 
 
 def refuse(problems: list[Problem], command: str) -> None:
@@ -90,10 +125,7 @@ def prepare(cfg: Config, cohort: Cohort, device: str, track: Track[Any], frozen:
     """Everything up to the cache. ``frozen`` is the Plan of a run that is resumed. Raises DataError."""
     facts, problems = inspect_cohort(cfg, cohort, track)
     refuse(problems, "python -m data_prep.check with the same data settings")
-    split = choose_split(
-        cohort, fold=cfg.data.fold, folds=cfg.data.folds, seed=cfg.data.split_seed, splits=cfg.data.splits,
-        excluded=cfg.data.exclude,
-    )  # fmt: skip
+    split = split_for(cfg, cohort, facts)
     measured, plan = plan_for(cfg, cohort, facts, split, device)
     plan = frozen or plan
     wanted = [i for part in (split.train, split.val) for i in part]
@@ -103,11 +135,11 @@ def prepare(cfg: Config, cohort: Cohort, device: str, track: Track[Any], frozen:
             prepare_cases(
                 subset,
                 facts,
-                plan.spacing,
-                plan.coarse_axis,
+                grid_of(plan),
                 cache_root(cfg),
                 preparation_workers(cfg),
                 Storage(cfg.cache.format, cfg.cache.dtype, plan.patch),
+                cfg.data.tolerance_mm if cfg.data.resample_labels else None,
             ),
             len(wanted),
             "preparing the cache",

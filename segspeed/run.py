@@ -115,6 +115,7 @@ class Run:
             precision=self.learner.precision.name,
             plan=json.loads(self.folder.plan.read_text(encoding="utf-8")),
             cohort=self.prepared.cohort.name,
+            classes=list(self.prepared.cohort.class_names),
             cases_train=len(self.prepared.split.train),
             cases_val=len(self.prepared.split.val),
             seed=self.cfg.seed,
@@ -135,12 +136,11 @@ class Run:
         self.monitor.cadence.cost = (time.perf_counter() - start) * len(self.val_entries)
 
     def scores(self, predictor: Predictor, limit: int | None = None) -> Iterator[tuple[str, list[float | None]]]:
-        classes = len(self.prepared.cohort.class_names)
-        return evaluate_cases(predictor, self.val_entries[:limit], self.val_norms[:limit], classes)
+        return evaluate_cases(predictor, self.val_entries[:limit], self.val_norms[:limit])
 
     def evaluate(self, *, final: bool) -> Summary:
         """Score all validation cases with the averaged weights (the last ones where there is no average)."""
-        ema, names = self.learner.ema, self.prepared.cohort.class_names
+        ema, names = self.learner.ema, self.prepared.cohort.table.targets
         predictor = build.mirrored(self.cfg, self.predictor) if final else self.predictor
         start = time.perf_counter()
         with ema.swapped(self.learner.model) if ema else nullcontext():

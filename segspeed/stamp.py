@@ -13,18 +13,18 @@ from segspeed.data.files import is_volume
 from segspeed.jsonio import write_json
 from segspeed.record.checkpoints import BEST, LAST
 from segspeed.trained import TrainedRun
-from segspeed.types import Case, SettingError
+from segspeed.types import Case, LabelTable, SettingError
 
 STAMP = ".made_by.json"
 
 
-def stamp_of(runs: Sequence[TrainedRun], how: InferenceConfig, labels: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def stamp_of(runs: Sequence[TrainedRun], how: InferenceConfig, labels: LabelTable) -> dict[str, Any]:
     """Everything that decides what a label map looks like: weights, settings, label values."""
     name = LAST if how.weights == "last" else BEST
     return {
         "weights": [hash_file(run.folder / name) for run in runs],
         "settings": {"overlap": how.overlap, "mirror": how.mirror, "precision": how.precision},
-        "labels": {key: list(values) for key, values in labels.items()},
+        "labels": {key: list(values) for key, values in labels.classes.items()},
     }
 
 

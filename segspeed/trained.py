@@ -62,7 +62,7 @@ def load_run(folder: Path, how: InferenceConfig, device: torch.device) -> Traine
     _load_weights(model, folder, how.weights)
     axes = tuple(axis for axis, p in enumerate(cfg.augment.flip.probability) if p > 0) if how.mirror else ()
     window = Window(plan.patch, how.overlap, how.windows)
-    predictor = Predictor(model.eval(), window, precision, axes, build.swap_pairs(cfg.data, cohort))
+    predictor = Predictor(model.eval(), window, precision, cohort.table, axes, build.output_pairs(cfg.data, cohort))
     return TrainedRun(folder, cohort, split, plan, predictor)
 
 
@@ -71,10 +71,11 @@ def load_runs(folders: str | tuple[str, ...], how: InferenceConfig, device: torc
     runs = [load_run(Path(f), how, device) for f in ([folders] if isinstance(folders, str) else folders)]
     first = runs[0].cohort
     for run in runs[1:]:
-        if run.cohort.class_names != first.class_names or run.cohort.channels != first.channels:
+        same = run.cohort.class_names == first.class_names and dict(run.cohort.regions) == dict(first.regions)
+        if not same or run.cohort.channels != first.channels:
             raise DataError(
-                f"{run.folder} predicts {', '.join(run.cohort.class_names)} from {', '.join(run.cohort.channels)}, but "
-                f"{runs[0].folder} predicts {', '.join(first.class_names)} from {', '.join(first.channels)}; "
+                f"{run.folder} predicts {', '.join(run.cohort.table.targets)} from {', '.join(run.cohort.channels)}, but "
+                f"{runs[0].folder} predicts {', '.join(first.table.targets)} from {', '.join(first.channels)}; "
                 "only runs on the same classes and channels can be averaged"
             )
     return runs
@@ -119,4 +120,9 @@ def with_values_of(cohort: Cohort, other: Cohort) -> Cohort:
             f"the run predicts {', '.join(missing)}, which {other.name} does not declare (it has "
             f"{', '.join(other.class_names)}); give the same names in data.class_names or dataset.json"
         )
-    return dataclasses.replace(cohort, labels={name: other.labels[name] for name in cohort.class_names})
+    return dataclasses.replace(
+        cohort,
+        labels={name: other.labels[name] for name in cohort.class_names},
+        background=other.background,
+        ignore=other.ignore,
+    )

@@ -58,7 +58,7 @@ def train_in(
         same_data(folder, prepared)
         record = RunRecord(folder.record)
         model = build.network_from(cfg, prepared.plan, cohort, precision)
-        learner = build.learner_from(cfg, model, precision)
+        learner = build.learner_from(cfg, model, precision, prepared.cohort.table)
     announce(prepared, precision, reason, learner, folder)
     with catch_stop_signals() as stop:
         run = Run(cfg, prepared, learner, folder, record, clock, stop)
@@ -125,6 +125,9 @@ def data_of(prepared: Prepared) -> dict[str, Any]:
     cohort, split = prepared.cohort, prepared.split
     return {
         "classes": {name: list(values) for name, values in cohort.labels.items()},
+        "background": sorted(cohort.background),
+        "ignore": sorted(cohort.ignore),
+        "regions": {name: list(parts) for name, parts in cohort.regions.items()},
         "channels": list(cohort.channels),
         "train": {i: prepared.facts[i].digest for i in split.train},
         "val": {i: prepared.facts[i].digest for i in split.val},
@@ -141,7 +144,11 @@ def same_data(folder: RunFolder, prepared: Prepared) -> None:
             f"{path} cannot be read, so the run cannot be resumed safely; choose another run.name"
         ) from error
     now = data_of(prepared)
-    changed = [key for key in ("classes", "channels") if list(began[key]) != list(now[key]) or began[key] != now[key]]
+    changed = [
+        key
+        for key in ("classes", "channels", "background", "ignore", "regions")
+        if list(began.get(key, [])) != list(now[key]) or began.get(key, now[key]) != now[key]
+    ]
     for side in ("train", "val"):
         ids = sorted(i for i in {*began[side], *now[side]} if began[side].get(i) != now[side].get(i))
         changed += [f"{side} case {i}" for i in ids]
@@ -162,7 +169,7 @@ def announce(prepared: Prepared, precision: Precision, reason: str, learner: Lea
         say(f"warning: {len(prepared.warnings) - 5} more; see python -m data_prep.check")
     say(
         f"{cohort.name}: {len(prepared.split.train)} cases to train on, {len(prepared.split.val)} to judge by; "
-        f"classes {', '.join(cohort.class_names)}"
+        + (f"regions {', '.join(cohort.regions)}" if cohort.regions else f"classes {', '.join(cohort.class_names)}")
     )
     say(
         f"Plan: patch {'x'.join(map(str, plan.patch))}, batch {plan.batch} x {plan.accumulate}, "

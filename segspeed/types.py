@@ -46,13 +46,17 @@ def first_line(error: BaseException, limit: int = 160) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """One patient's study: one image path a channel, and the label map if there is one."""
+    """One patient's study: one image path a channel, and the label map if there is one.
+
+    ``stacked``: all channels lie along the fourth axis of one file, which ``images`` then names once a channel.
+    """
 
     id: str
     images: tuple[Path, ...]
     label: Path | None = None
     patient: str = ""
     site: str = ""
+    stacked: bool = False
 
     def __post_init__(self) -> None:
         if not self.patient:
@@ -68,12 +72,64 @@ class Split:
 
 
 @dataclass(frozen=True)
+class LabelTable:
+    """What the values of label files mean, and what a network is asked for.
+
+    Arrays hold one index a voxel: 0 is background (and the values in ``background``), a class has the index of its place in
+    ``classes`` plus one, and voxels of the values in ``ignore`` have the last index, `ignore_index`: they have no say in
+    loss or Dice.
+
+    Without ``regions`` the network tells the classes apart (softmax). With them it says of each region whether a voxel
+    belongs to it (sigmoid): a region is a union of classes, and regions may overlap. Structures that overlap freely are kept
+    as one class a combination, which loses nothing and needs one array, whatever their number.
+    """
+
+    classes: Mapping[str, tuple[int, ...]]
+    background: tuple[int, ...] = ()
+    ignore: tuple[int, ...] = ()
+    regions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def numbered(cls, count: int) -> LabelTable:
+        """``count`` classes named by their value: "class_1" is 1."""
+        return cls({f"class_{n}": (n,) for n in range(1, count + 1)})
+
+    @property
+    def ignore_index(self) -> int | None:
+        return len(self.classes) + 1 if self.ignore else None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of what is predicted and scored: the regions, else the classes."""
+        return tuple(self.regions or self.classes)
+
+    @property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """Class indices of each target."""
+        place = {name: n for n, name in enumerate(self.classes, start=1)}
+        if not self.regions:
+            return tuple((n,) for n in place.values())
+        return tuple(tuple(place[name] for name in names) for names in self.regions.values())
+
+    @property
+    def outputs(self) -> int:
+        """Channels of the network's logits: one a region, or one a class and one for the background."""
+        return len(self.regions) or len(self.classes) + 1
+
+    def values(self, target: str) -> tuple[int, ...]:
+        """File values of a target."""
+        names = self.regions[target] if self.regions else (target,)
+        return tuple(v for name in names for v in self.classes[name])
+
+
+@dataclass(frozen=True)
 class Cohort:
     """Cases with the names of their channels and classes.
 
     ``labels`` maps a foreground class name to the values that mean it in the files (several values are merged).
-    In arrays a class has the index of its place here plus one; 0 is background. ``splits`` is what the
-    source itself prescribes (empty: the folds are drawn by ``segspeed.data.split``).
+    In arrays a class has the index of its place here plus one; 0 is background. ``background``, ``ignore`` and ``regions``
+    as in `LabelTable`. ``splits`` is what the source itself prescribes (empty: the folds are drawn by
+    ``segspeed.data.split``).
     """
 
     name: str
@@ -81,6 +137,13 @@ class Cohort:
     labels: Mapping[str, tuple[int, ...]]
     channels: tuple[str, ...]
     splits: tuple[Split, ...] = ()
+    background: tuple[int, ...] = ()
+    ignore: tuple[int, ...] = ()
+    regions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def table(self) -> LabelTable:
+        return LabelTable(self.labels, self.background, self.ignore, self.regions)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -148,6 +211,7 @@ class CaseFacts:
     crop_shape: Shape3 = (0, 0, 0)
     class_voxels: Mapping[str, int] = field(default_factory=dict)
     foreground: tuple[tuple[float, ...], ...] = ()  # sampled foreground intensities, one tuple a channel
+    pixels: str = ""  # sha256 over the first channel's voxels in canonical order: equal in copies with other headers
     problems: tuple[Problem, ...] = ()
 
 

@@ -6,7 +6,7 @@ import torch
 
 from segspeed import build
 from segspeed.config import Component
-from segspeed.types import Case, ChannelNorm, Cohort, DataError, Plan, SettingError
+from segspeed.types import Case, ChannelNorm, Cohort, DataError, LabelTable, Plan, SettingError
 
 
 def component(target, **keys):
@@ -141,4 +141,4 @@ def test_an_object_of_the_wrong_kind_is_named(settings, section, target, text):
     cfg = settings()
     cfg = cfg.model_copy(update={section: component(target)})
     with pytest.raises(SettingError, match=text):
-        build.learner_from(cfg, torch.nn.Linear(1, 1), Precision("fp32", torch.device("cpu")))
+        build.learner_from(cfg, torch.nn.Linear(1, 1), Precision("fp32", torch.device("cpu")), LabelTable.numbered(1))

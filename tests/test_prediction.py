@@ -20,7 +20,7 @@ from segspeed.prediction import Outcome, output_path, predict_cases
 from segspeed.speed.precision import Precision
 from segspeed.trained import TrainedRun, load_run, load_runs
 from segspeed.training import train
-from segspeed.types import Case, Cohort, DataError, Plan, Split
+from segspeed.types import Case, Cohort, DataError, LabelTable, Plan, Split
 
 CODES = ["".join(c) for p in itertools.permutations(("LR", "PA", "IS")) for c in itertools.product(*p)]
 FP32 = Precision("fp32", torch.device("cpu"))
@@ -51,7 +51,9 @@ def trained(model, labels=LABELS, patch=(8, 8, 8), spacing=(1.0, 1.0, 1.0), chan
         spacing, patch, 2, 1, (4,), ((1, 1, 1),), ((3, 3, 3),), ("zscore",) * len(channels), (None,) * len(channels)
     )
     cohort = Cohort("c", (), labels, channels)
-    return TrainedRun(Path("run"), cohort, Split((), ()), plan, Predictor(model.eval(), Window(patch, **window), FP32))
+    return TrainedRun(
+        Path("run"), cohort, Split((), ()), plan, Predictor(model.eval(), Window(patch, **window), FP32, cohort.table)
+    )
 
 
 def oriented(array, codes, affine):
@@ -66,7 +68,7 @@ def test_left_stays_left_from_all_48_orientations(tmp_path, write):
         image, affine = oriented(np.random.default_rng(0).normal(size=shape).astype(np.float32), codes, np.eye(4))
         cases.append(Case(codes, (write(tmp_path / f"{codes}.nii.gz", image, affine),)))
     run = trained(LeftHalf(), patch=(6, 7, 8))
-    outcomes = list(predict_cases([run], cases, tmp_path / "out", labels=LABELS))
+    outcomes = list(predict_cases([run], cases, tmp_path / "out", labels=LabelTable(LABELS)))
     assert [o.status for o in outcomes] == ["done"] * 48
     for codes in CODES:
         written = nib.load(tmp_path / "out" / f"{codes}.nii.gz")
@@ -84,7 +86,7 @@ def test_the_map_is_that_of_the_whole_volume_whatever_the_grid(tmp_path, write, 
     image = ndimage.gaussian_filter(np.random.default_rng(0).normal(size=(20, 24, 30)), 3).astype(np.float32) * 100
     case = Case("a", (write(tmp_path / "a.nii.gz", image, np.diag([1.2, 1.0, 2.0, 1.0])),))
     run = trained(Bright(), {"bright": (1,)}, spacing=spacing)
-    (outcome,) = predict_cases([run], [case], tmp_path / "out", labels={"bright": (1,)})
+    (outcome,) = predict_cases([run], [case], tmp_path / "out", labels=LabelTable({"bright": (1,)}))
     found = np.asarray(nib.load(tmp_path / "out/a.nii.gz").dataobj)
     assert found.shape == image.shape
     assert found.dtype == np.uint8
@@ -100,7 +102,7 @@ def test_runs_are_averaged_over_their_probabilities(tmp_path, write):
     one, two = Bright(-0.5, 3.0), Bright(0.5, 1.0)
     labels = {"bright": (7,)}
     runs = [trained(m, labels, patch=(10, 9, 8)) for m in (one, two)]
-    list(predict_cases(runs, [case], tmp_path / "out", labels=labels, probabilities=True))
+    list(predict_cases(runs, [case], tmp_path / "out", labels=LabelTable(labels), shares=True))
     x = torch.from_numpy((image - image.mean()) / image.std())[None, None]
     mean = torch.stack([m(x).softmax(1) for m in (one, two)]).mean(0)[0, 1].numpy()
     found = np.asarray(nib.load(tmp_path / "out/a.nii.gz").dataobj)
@@ -117,14 +119,14 @@ def test_done_cases_are_skipped_and_a_bad_one_stops_no_other(tmp_path, write):
         cases.append(Case(name, (path,)))
     cases[1].images[0].write_bytes(b"\x1f\x8b nothing")
     run = trained(Bright(), {"x": (1,)})
-    first = {o.case: o for o in predict_cases([run], cases, tmp_path / "out", labels={"x": (1,)})}
+    first = {o.case: o for o in predict_cases([run], cases, tmp_path / "out", labels=LabelTable({"x": (1,)}))}
     assert {c: o.status for c, o in first.items()} == {"a": "done", "b": "failed", "c": "done", "d": "done"}
     assert "case b" in first["b"].problem
     stamp = (tmp_path / "out/a.nii.gz").stat().st_mtime_ns
-    again = {o.case: o.status for o in predict_cases([run], cases, tmp_path / "out", labels={"x": (1,)})}
+    again = {o.case: o.status for o in predict_cases([run], cases, tmp_path / "out", labels=LabelTable({"x": (1,)}))}
     assert again == {"a": "there", "b": "failed", "c": "there", "d": "there"}
     assert (tmp_path / "out/a.nii.gz").stat().st_mtime_ns == stamp
-    list(predict_cases([run], cases[:1], tmp_path / "out", labels={"x": (1,)}, overwrite=True))
+    list(predict_cases([run], cases[:1], tmp_path / "out", labels=LabelTable({"x": (1,)}), overwrite=True))
     assert (tmp_path / "out/a.nii.gz").stat().st_mtime_ns != stamp
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"a.nii.gz", "c.nii.gz", "d.nii.gz"}
 
@@ -135,7 +137,7 @@ def test_a_network_that_fails_on_a_case_is_told_with_it(tmp_path, write):
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     case = Case("a", (write(tmp_path / "a.nii.gz", np.random.default_rng(0).normal(size=(9, 9, 9))),))
-    (outcome,) = predict_cases([trained(Broken())], [case], tmp_path / "out", labels=LABELS)
+    (outcome,) = predict_cases([trained(Broken())], [case], tmp_path / "out", labels=LabelTable(LABELS))
     assert outcome.status == "failed"
     assert "case a: out of memory" in outcome.problem
 
@@ -247,7 +249,9 @@ def test_voxels_that_are_no_numbers_fail_the_case_with_their_count(tmp_path, wri
     image = np.random.default_rng(0).normal(size=(9, 9, 9)).astype(np.float32)
     image[0, 0, :2] = value
     case = Case("a", (write(tmp_path / "a.nii.gz", image),))
-    (outcome,) = predict_cases([trained(Bright(), {"x": (1,)})], [case], tmp_path / "out", labels={"x": (1,)})
+    (outcome,) = predict_cases(
+        [trained(Bright(), {"x": (1,)})], [case], tmp_path / "out", labels=LabelTable({"x": (1,)})
+    )
     assert outcome.status == "failed"
     assert "a.nii.gz has 2 voxels that are NaN or infinite" in outcome.problem
     assert not list((tmp_path / "out").iterdir())
@@ -265,7 +269,7 @@ def test_any_fault_of_a_case_leaves_the_others_alone(tmp_path, write):
         image = np.random.default_rng(0).normal(size=(9, 9, 9)).astype(np.float32)
         image[4, 4, 4] = peak
         cases.append(Case(name, (write(tmp_path / f"{name}.nii.gz", image),)))
-    found = {o.case: o for o in predict_cases([trained(Odd())], cases, tmp_path / "out", labels=LABELS)}
+    found = {o.case: o for o in predict_cases([trained(Odd())], cases, tmp_path / "out", labels=LabelTable(LABELS))}
     assert {c: o.status for c, o in found.items()} == {"a": "done", "b": "failed", "c": "done"}
     assert "case b (b.nii.gz): ZeroDivisionError: nothing known" in found["b"].problem
 

@@ -22,7 +22,7 @@ from segspeed.model.networks import dynunet
 from segspeed.prediction import predict_cases
 from segspeed.speed.precision import Precision
 from segspeed.trained import TrainedRun
-from segspeed.types import Case, ChannelNorm, Cohort, Plan, RunStopped, Shape3, Split
+from segspeed.types import Case, ChannelNorm, Cohort, LabelTable, Plan, RunStopped, Shape3, Split
 
 OVERLAP = 0.25
 FEATURES = (4, 4, 8, 8)  # narrow on purpose: what is not the network shows
@@ -89,9 +89,9 @@ def _predict(pipe: Connection, volume: Path, patch: Shape3, classes: int, cases:
         return out
 
     model.forward = timed
-    labels = {f"class_{n}": (n,) for n in range(1, classes + 1)}
-    predictor = Predictor(model, Window(patch, OVERLAP, 1), Precision("fp32", torch.device("cpu")))
-    run = TrainedRun(Path(), Cohort("bench", (), labels, ("CT",)), Split((), ()), plan, predictor)
+    labels = LabelTable.numbered(classes)
+    predictor = Predictor(model, Window(patch, OVERLAP, 1), Precision("fp32", torch.device("cpu")), labels)
+    run = TrainedRun(Path(), Cohort("bench", (), labels.classes, ("CT",)), Split((), ()), plan, predictor)
     with tempfile.TemporaryDirectory(dir=volume.parent) as folder:
         start = time.perf_counter()
         todo = [Case(f"case_{n}", (volume,)) for n in range(cases)]

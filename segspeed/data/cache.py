@@ -27,7 +27,7 @@ from segspeed.data.preprocess import PreparedArrays
 from segspeed.jsonio import from_plain, to_plain
 from segspeed.types import DataError, Geometry, Shape3
 
-FORMAT = 1  # raise it when the meaning of the stored arrays changes
+FORMAT = 2  # raise it when the meaning of the stored arrays changes
 MAX_OPEN = 128  # maps a process keeps open; each holds a file descriptor
 _open: OrderedDict[str, Any] = OrderedDict()
 

@@ -18,9 +18,11 @@ from nibabel.filebasedimages import ImageFileError
 from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
 from nibabel.spatialimages import HeaderDataError
 
-from segspeed.types import DataError, Geometry, Shape3, Triple
+from segspeed.types import Case, DataError, Geometry, Shape3, Triple
 
 _RAS = axcodes2ornt(("R", "A", "S"))
+SHEAR = 0.01  # largest cosine between two axes that counts as a right angle (half a degree)
+NOISE = 1e-4
 UNREADABLE = (
     OSError, EOFError, ImageFileError, HeaderDataError, zlib.error, ValueError, OverflowError, MemoryError
 )  # fmt: skip
@@ -40,6 +42,7 @@ class Volume:
     spacing: Triple  # mm, (D, H, W)
     notes: tuple[tuple[str, str], ...] = ()
     step: float = 0.0  # the slope that an integer file scales its values by: the size of its rounding; 0 without one
+    forms_apart_mm: float = 0.0  # between the corners as qform and as sform have them, where both are coded
 
     @property
     def shape(self) -> Shape3:
@@ -84,15 +87,26 @@ def read_volume(path: Path, *, scaled: bool = True) -> Volume:
     ``scaled`` gives float32 with slope and intercept applied; without it integers or float64 (labels, see
     `segspeed.data.labels`). Raises VolumeError with what is wrong and what to do.
     """
+    return _read(path, scaled, None)[0]
+
+
+def read_channels(case: Case) -> list[Volume]:
+    """Every channel of a case as float32 volumes; a file that holds all of them is read once. Raises VolumeError."""
+    if case.stacked:
+        return _read(case.images[0], True, len(case.images))
+    return [read_volume(path) for path in case.images]
+
+
+def _read(path: Path, scaled: bool, channels: int | None) -> list[Volume]:
     try:
-        return _read(path, scaled)
+        return _read_any(path, scaled, channels)
     except VolumeError:
         raise
     except UNREADABLE as error:  # a damaged header shows in as many places as it has fields
         raise VolumeError("unreadable", _why(path, error)) from error
 
 
-def _read(path: Path, scaled: bool) -> Volume:
+def _read_any(path: Path, scaled: bool, channels: int | None) -> list[Volume]:
     if path.is_dir():
         raise VolumeError("missing-file", f"{path.name} is a folder, not a file")
     if not path.is_file():
@@ -101,13 +115,19 @@ def _read(path: Path, scaled: bool) -> Volume:
     shape = tuple(int(n) for n in image.shape)
     notes = []
     spatial: Shape3 = shape[:3]  # type: ignore[assignment]
-    if len(shape) > 3 and all(n == 1 for n in shape[3:]):
+    if channels is not None:
+        if len(shape) != 4 or shape[3] != channels:
+            raise VolumeError(
+                "channel-count", f"shape {shape}, but {channels} channels are declared along the fourth axis"
+            )
+    elif len(shape) > 3 and all(n == 1 for n in shape[3:]):
         notes.append(("squeezed", f"shape {shape}: trailing axes of length 1 were dropped"))
     elif len(shape) > 3:
         raise VolumeError(
             "four-dimensional",
             f"shape {shape} is not one volume: the last axis may be channels, time frames or b-values. "
-            "Write each as a file of its own and name them as channels, or pick one frame",
+            "Write each as a file of its own and name them as channels, or pick one frame (data=msd takes channels along "
+            "the last axis where dataset.json names as many modalities)",
         )
     if len(shape) < 3:
         raise VolumeError("not-3d", f"shape {shape} is no volume; segspeed needs three axes")
@@ -124,15 +144,21 @@ def _read(path: Path, scaled: bool) -> Volume:
         raise VolumeError("bad-affine", "the affine in the header holds NaN or infinity; the file has lost its place")
     if (lengths <= 0).any():
         raise VolumeError("bad-affine", f"voxel sizes {lengths.tolist()} mm in the header: they must be positive")
-    raw = np.asanyarray(image.dataobj)
-    array = raw.reshape(spatial).astype(np.float32 if scaled else _exact(raw.dtype), copy=False)
-    notes += _header_notes(image.header, affine, spatial)
     ornt = io_orientation(affine)
     if np.isnan(ornt).any():
         raise VolumeError("bad-affine", "the affine maps two axes onto one; the header is damaged")
-    canonical = apply_orientation(array, ornt_transform(ornt, _RAS)).transpose(2, 1, 0)
+    notes += _header_notes(image.header, affine)
+    apart = _forms_apart_mm(image.header, spatial)
     i, j, k = (float(lengths[int(np.where(ornt[:, 0] == axis)[0][0])]) for axis in range(3))
-    return Volume(np.ascontiguousarray(canonical), affine, spatial, ornt, (k, j, i), tuple(notes), _step(image))
+    raw = np.asanyarray(image.dataobj)
+    found = []
+    for array in [raw.reshape(spatial)] if channels is None else [raw[..., n] for n in range(channels)]:
+        array = array.astype(np.float32 if scaled else _exact(raw.dtype), copy=False)
+        canonical = apply_orientation(array, ornt_transform(ornt, _RAS)).transpose(2, 1, 0)
+        found.append(
+            Volume(np.ascontiguousarray(canonical), affine, spatial, ornt, (k, j, i), tuple(notes), _step(image), apart)
+        )
+    return found
 
 
 def to_file_axes(array: np.ndarray, geometry: Geometry) -> np.ndarray:
@@ -176,28 +202,37 @@ def _why(path: Path, error: BaseException) -> str:
     return f"cannot be read, the file is damaged or cut short ({text}); copy it again from its source"
 
 
-def _header_notes(header: Any, affine: np.ndarray, shape: Shape3) -> list[tuple[str, str]]:
+def _header_notes(header: Any, affine: np.ndarray) -> list[tuple[str, str]]:
     notes = []
-    if hasattr(header, "get_sform"):
-        sform, scode = header.get_sform(coded=True)
-        qform, qcode = _qform(header)
-        if not scode and not qcode:
-            notes.append(
-                ("no-orientation", "neither sform nor qform is coded, so left and right are a guess of the reader")
-            )
-        elif sform is not None and scode and qcode and qform is not None:
-            apart = corner_distance_mm(sform, shape, qform, shape)
-            if apart > 1.0:
-                notes.append(
-                    ("two-orientations", f"qform and sform are both coded and {apart:.1f} mm apart; sform is used")
-                )
+    if hasattr(header, "get_sform") and not int(header["sform_code"]) and not int(header["qform_code"]):
+        notes.append(
+            ("no-orientation", "neither sform nor qform is coded, so left and right are a guess of the reader")
+        )
     unit = affine[:3, :3] / np.sqrt((affine[:3, :3] ** 2).sum(0))
     skew = float(np.abs(unit.T @ unit - np.eye(3)).max())
-    if skew > 0.01:
+    if skew > SHEAR:
         notes.append(
-            ("shear", f"the axes are not at right angles (cosine {skew:.3f}); distances in mm are approximate")
+            (
+                "shear",
+                f"the axes are not at right angles (cosine {skew:.3f}), as a tilted CT gantry leaves them; distances and angles "
+                "would be wrong. Resample it onto an orthogonal grid, or accept it with data.accept=[shear]",
+            )
+        )
+    elif skew > NOISE:
+        notes.append(
+            ("direction-noise", f"axes off the right angle by a cosine of {skew:.1g}: rounding, left as it is")
         )
     return notes
+
+
+def _forms_apart_mm(header: Any, shape: Shape3) -> float:
+    if not hasattr(header, "get_sform"):
+        return 0.0
+    sform, scode = header.get_sform(coded=True)
+    qform, qcode = _qform(header)
+    if sform is None or qform is None or not scode or not qcode:
+        return 0.0
+    return corner_distance_mm(sform, shape, qform, shape)
 
 
 def _qform(header: Any) -> tuple[np.ndarray | None, int]:

@@ -4,38 +4,62 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from segspeed.data.digest import Memo, hash_file, hash_text, stamp
-from segspeed.data.geometry import Volume, VolumeError, corner_distance_mm, read_volume
-from segspeed.data.labels import to_class_indices
+from segspeed.data.geometry import Volume, VolumeError, read_channels, read_volume
+from segspeed.data.labels import index_of_values, to_class_indices
 from segspeed.data.pool import run_jobs
-from segspeed.data.preprocess import content_box
+from segspeed.data.preprocess import content_box, is_ct, label_on_grid, off_grid_mm
+from segspeed.data.thumbnail import save_thumbnail
 from segspeed.jsonio import from_plain, to_plain
-from segspeed.types import Case, CaseFacts, Cohort, Problem, Severity
+from segspeed.types import Case, CaseFacts, Cohort, LabelTable, Problem, Severity
 
-FORMAT = 1  # of the memo; raise it when CaseFacts or a rule changes
+FORMAT = 2  # of the memo; raise it when CaseFacts or a rule changes
 ODD_RATIO = 10.0  # a spacing this many times off the cohort's median is odd
+COARSE = 3.0  # an axis this many times coarser than the finest
 SAMPLES = 2000  # foreground intensities kept a case and channel
+AIR_HU = -1024.0  # nothing is less dense than air; lower values are padding or noise
+TISSUE_HU = -500.0  # a whole CT has air: without any the values are hardly HU
 
 SEVERITY: dict[str, Severity] = {
     "squeezed": "info",
     "rounded-label": "info",
+    "direction-noise": "info",
+    "anisotropic": "info",
+    "below-air": "info",
+    "mapped-values": "info",
+    "resampled-label": "info",
+    "no-picture": "info",
     "no-orientation": "warning",
     "two-orientations": "warning",
-    "shear": "warning",
     "constant-image": "warning",
+    "not-hu": "warning",
+    "padding": "warning",
     "empty-label": "warning",
     "duplicate": "warning",
     "absent-class": "warning",
     "odd-spacing": "warning",
 }  # every other kind is an error
+ACCEPTABLE = ("shear", "no-orientation", "patient-overlap", "duplicate-overlap")  # errors that data.accept may lower
 
 
-def inspect_case(case: Case, labels: Mapping[str, tuple[int, ...]], tolerance_mm: float) -> CaseFacts:
+@dataclass(frozen=True)
+class Rules:
+    """What a case is held against. ``pictures``: a folder for a thumbnail of each case, if wanted."""
+
+    labels: LabelTable
+    channels: tuple[str, ...] = ()
+    tolerance_mm: float = 0.1
+    resample_labels: bool = False
+    pictures: Path | None = None
+
+
+def inspect_case(case: Case, rules: Rules) -> CaseFacts:
     """Facts and problems of one case. Bad data never raises: it is what this function is for."""
     found: list[Problem] = []
 
@@ -43,42 +67,57 @@ def inspect_case(case: Case, labels: Mapping[str, tuple[int, ...]], tolerance_mm
         name = f"{path.parent.name}/{path.name}" if path is not None else ""
         found.append(Problem(case.id, name, SEVERITY.get(kind, "error"), kind, message))
 
-    images = [_try(path, report) for path in case.images]
-    label, label_volume = _label(case, labels, report)
+    digest = case_digest(case)
+    images = _images(case, report)
     first = next((v for v in images if v is not None), None)
-    for path, volume in zip(case.images, images, strict=True):
+    label, label_volume = _label(case, rules.labels, first, report)
+    for path, channel, volume in zip(case.images, _names(case, rules), images, strict=True):
         if volume is None:
             continue
-        for kind, message in volume.notes:
-            report(path, kind, message)
-        bad = int((~np.isfinite(volume.array)).sum())
-        if bad:
-            report(path, "nan", f"{bad} voxels are NaN or infinite; replace them (0, or the air value of CT)")
-        elif volume.array.min() == volume.array.max():
-            report(path, "constant-image", f"every voxel is {volume.array.flat[0]:g}; it teaches nothing")
+        if not case.stacked or volume is first:
+            _header(report, path, volume, rules.tolerance_mm)
+        _values(report, path, volume, channel)
         if first is not None and volume is not first:
-            _same_grid(report, path, volume, first, tolerance_mm, "the first channel")
-    if label_volume is not None and first is not None:
-        _same_grid(report, case.label, label_volume, first, tolerance_mm, "its image")
-    if first is None or any(p.severity == "error" for p in found):
-        return CaseFacts(id=case.id, digest=case_digest(case), problems=tuple(found))
+            _same_grid(report, path, volume, first, rules.tolerance_mm, "the first channel")
+    if label is not None and label_volume is not None and first is not None:
+        off = _off_grid(label_volume, first, rules.tolerance_mm)
+        if off and rules.resample_labels:
+            label = label_on_grid(label, label_volume, first)
+            report(case.label, "resampled-label", f"{off}; brought onto the image's grid")
+        elif off:
+            _same_grid(report, case.label, label_volume, first, rules.tolerance_mm, "its image")
+        elif np.array_equal(label_volume.array, first.array):
+            report(case.label, "image-is-label", "image and label hold the same voxels; one was copied over the other")
+    if first is None or any(p.severity == "error" and p.kind not in ACCEPTABLE for p in found):
+        return CaseFacts(id=case.id, digest=digest, problems=tuple(found))
     arrays = np.stack([v.array for v in images if v is not None])
-    counts, foreground = _foreground(arrays, label, labels)
+    counts, foreground = _foreground(arrays, label, rules.labels)
     if label is not None and not sum(counts.values()):
         report(case.label, "empty-label", "the label has no foreground (fine for a healthy control)")
     box = content_box(arrays, label)
     a, b, c = (stop - start for start, stop in box)
+    if rules.pictures is not None:
+        try:
+            save_thumbnail(picture_path(rules.pictures, digest), first.array, label, first.spacing)
+        except OSError as error:
+            report(None, "no-picture", f"its picture cannot be written: {error}")
     return CaseFacts(
         id=case.id,
-        digest=case_digest(case),
+        digest=digest,
         shape=first.shape,
         spacing=first.spacing,
         orientation=first.orientation,
         crop_shape=(a, b, c),
         class_voxels=counts,
         foreground=foreground,
+        pixels=hashlib.sha256(str(first.shape).encode() + first.array.tobytes()).hexdigest(),
         problems=tuple(found),
     )
+
+
+def picture_path(folder: Path, digest: str) -> Path:
+    """Where the thumbnail of a case lies, by its `CaseFacts.digest`."""
+    return folder / f"{digest[:16]}.png"
 
 
 def case_digest(case: Case) -> str:
@@ -92,27 +131,86 @@ def case_digest(case: Case) -> str:
     return total.hexdigest()
 
 
-def _try(path: Path, report) -> Volume | None:  # type: ignore[no-untyped-def]
-    try:
-        return read_volume(path)
-    except VolumeError as error:
-        report(path, error.kind, str(error))
-        return None
+def _names(case: Case, rules: Rules) -> Sequence[str]:
+    return rules.channels if len(rules.channels) == len(case.images) else [""] * len(case.images)
 
 
-def _label(case: Case, labels, report) -> tuple[np.ndarray | None, Volume | None]:  # type: ignore[no-untyped-def]
+def _images(case: Case, report) -> list[Volume | None]:  # type: ignore[no-untyped-def]
+    if case.stacked:
+        try:
+            return list(read_channels(case))
+        except VolumeError as error:
+            report(case.images[0], error.kind, str(error))
+            return [None] * len(case.images)
+    found: list[Volume | None] = []
+    for path in case.images:
+        try:
+            found.append(read_volume(path))
+        except VolumeError as error:
+            report(path, error.kind, str(error))
+            found.append(None)
+    return found
+
+
+def _header(report, path: Path, volume: Volume, tolerance_mm: float) -> None:  # type: ignore[no-untyped-def]
+    for kind, message in volume.notes:
+        report(path, kind, message)
+    if volume.forms_apart_mm > tolerance_mm:
+        text = f"qform and sform are both coded and {volume.forms_apart_mm:.3g} mm apart; sform is used"
+        report(path, "two-orientations", text)
+    ratio = max(volume.spacing) / min(volume.spacing)
+    if ratio >= COARSE:
+        report(path, "anisotropic", f"spacing {_mm(volume)} mm: the coarse axis is resampled by a rule of its own")
+
+
+def _values(report, path: Path, volume: Volume, channel: str) -> None:  # type: ignore[no-untyped-def]
+    array = volume.array
+    bad = int(array.size - np.isfinite(array).sum())
+    if bad:
+        report(path, "nan", f"{bad} voxels are NaN or infinite; replace them (0, or the air value of CT)")
+        return
+    low, high = float(array.min()), float(array.max())
+    if low == high:
+        report(path, "constant-image", f"every voxel is {low:g}; it teaches nothing")
+        return
+    if is_ct(channel):
+        if low < AIR_HU:
+            text = f"{int((array < AIR_HU).sum())} voxels below {AIR_HU:g} HU (down to {low:g}) count as {AIR_HU:g}"
+            report(path, "below-air", text)
+        sample = array.ravel()[:: max(1, array.size // 100_000)]
+        if np.percentile(sample, 1) > TISSUE_HU:
+            report(
+                path,
+                "not-hu",
+                f"99 % of the voxels are above {TISSUE_HU:g}: not in HU (RescaleSlope and RescaleIntercept were not applied?), "
+                "or cut down to tissue",
+            )
+    elif low <= -32768:
+        text = (
+            f"{int((array <= -32768).sum())} voxels are {low:g}, a padding value; they disturb its mean and deviation"
+        )
+        report(path, "padding", text)
+
+
+def _label(case: Case, labels: LabelTable, image: Volume | None, report) -> tuple[np.ndarray | None, Volume | None]:  # type: ignore[no-untyped-def]
     if case.label is None:
         report(None, "missing-label", "the case has no label; training needs one (data.exclude leaves a case out)")
         return None, None
     if not case.label.is_file():
         report(case.label, "missing-label", f"the label file does not exist: {case.label.name}")
         return None, None
+    volume = None
     try:
         volume = read_volume(case.label, scaled=False)
         indices = to_class_indices(volume, labels)
     except VolumeError as error:
-        report(case.label, error.kind, str(error))
-        return None, None
+        if error.kind in ("unknown-label", "non-integer-label") and image is not None and _like_labels(image, labels):
+            text = "image and label seem to be swapped: the image holds label values, and the label does not"
+            report(case.label, "swapped", text)
+        else:
+            mend = ". Name them as a class, or in data.background or data.ignore" if error.kind == "unknown-label" else ""
+            report(case.label, error.kind, f"{error}{mend}")
+        return None, volume
     for kind, message in volume.notes:
         if kind == "squeezed":
             report(case.label, kind, message)
@@ -121,17 +219,32 @@ def _label(case: Case, labels, report) -> tuple[np.ndarray | None, Volume | None
     return indices, volume
 
 
+def _like_labels(image: Volume, labels: LabelTable) -> bool:
+    """Whether an image holds nothing but label values, and more than one."""
+    values = np.unique(image.array)
+    return len(values) > 1 and bool(np.isin(values, list(index_of_values(labels))).all())
+
+
+def _off_grid(volume: Volume, other: Volume, tolerance_mm: float) -> str:
+    """How a volume lies off another's grid; "" if it does not."""
+    apart = off_grid_mm(volume, other)
+    if apart == float("inf"):
+        return f"shape {volume.file_shape}, but its image has {other.file_shape}"
+    return f"corners up to {apart:.2f} mm off its image's" if apart > tolerance_mm else ""
+
+
 def _same_grid(report, path, volume: Volume, other: Volume, tolerance_mm: float, whose: str) -> None:  # type: ignore[no-untyped-def]
+    mend = "Resample one onto the other" + (" (data.resample_labels=true does it)" if whose == "its image" else "")
     if volume.file_shape != other.file_shape:
-        report(path, "shape-mismatch", f"shape {volume.file_shape}, but {whose} has {other.file_shape}")
+        report(path, "shape-mismatch", f"shape {volume.file_shape}, but {whose} has {other.file_shape}. {mend}")
         return
-    apart = corner_distance_mm(volume.affine, volume.file_shape, other.affine, other.file_shape)
+    apart = off_grid_mm(volume, other)
     if apart > tolerance_mm:
         report(
             path,
             "affine-mismatch",
             f"lies elsewhere than {whose}: corners up to {apart:.2f} mm apart (tolerance {tolerance_mm:g} mm; "
-            f"spacing {_mm(volume)} against {_mm(other)} mm). Resample one onto the other, or raise data.tolerance_mm",
+            f"spacing {_mm(volume)} against {_mm(other)} mm). {mend}, or raise data.tolerance_mm",
         )
 
 
@@ -140,20 +253,21 @@ def _mm(volume: Volume) -> str:
 
 
 def _foreground(
-    arrays: np.ndarray, label: np.ndarray | None, labels: Mapping[str, tuple[int, ...]]
+    arrays: np.ndarray, label: np.ndarray | None, labels: LabelTable
 ) -> tuple[dict[str, int], tuple[tuple[float, ...], ...]]:
     """Voxels a class, and evenly spaced samples of the foreground's intensities a channel."""
     if label is None:
-        return dict.fromkeys(labels, 0), tuple(() for _ in arrays)
-    counts = np.bincount(label.ravel(), minlength=len(labels) + 1)
-    where = np.flatnonzero(label.ravel())
+        return dict.fromkeys(labels.classes, 0), tuple(() for _ in arrays)
+    counts = np.bincount(label.ravel(), minlength=len(labels.classes) + 1)
+    flat = label.ravel()
+    where = np.flatnonzero(flat if labels.ignore_index is None else (flat > 0) & (flat != labels.ignore_index))
     if len(where) > SAMPLES:
         where = where[np.linspace(0, len(where) - 1, SAMPLES).astype(np.int64)]
     values = tuple(tuple(float(v) for v in channel.ravel()[where]) for channel in arrays)
-    return {name: int(counts[i + 1]) for i, name in enumerate(labels)}, values
+    return {name: int(counts[i + 1]) for i, name in enumerate(labels.classes)}, values
 
 
-def inspect_cases(cohort: Cohort, *, tolerance_mm: float, memo: Path | None, workers: int) -> Iterator[CaseFacts]:
+def inspect_cases(cohort: Cohort, rules: Rules, *, memo: Path | None, workers: int) -> Iterator[CaseFacts]:
     """Facts of every case as they come in, remembered under ``memo`` so that unchanged files are not read again.
 
     Raises DataError when a worker process dies (most often for want of memory).
@@ -161,52 +275,52 @@ def inspect_cases(cohort: Cohort, *, tolerance_mm: float, memo: Path | None, wor
     store = Memo(memo / "inspected.jsonl" if memo is not None else None)
     todo: list[tuple[Case, str | None]] = []
     for case in cohort.cases:
-        key = _memo_key(case, cohort, tolerance_mm)
+        key = _memo_key(case, rules)
         known = store.get(key) if key is not None else None
-        if known is not None:
-            yield from_plain(known, CaseFacts)
+        facts = from_plain(known, CaseFacts) if known is not None else None
+        if facts is not None and (rules.pictures is None or _drawn(facts, rules.pictures)):
+            yield facts
         else:
             todo.append((case, key))
-    for facts, key in _run(todo, cohort, tolerance_mm, workers):
+    few = len(todo) < 8  # read before processes have started
+    jobs = [(case, rules) for case, _ in todo]
+    for number, facts in run_jobs(inspect_case, jobs, 1 if few else workers, "reads cases"):
+        key = todo[number][1]
         if key is not None:
             store.put(key, to_plain(facts))
         yield facts
 
 
-def _memo_key(case: Case, cohort: Cohort, tolerance_mm: float) -> str | None:
+def _drawn(facts: CaseFacts, pictures: Path) -> bool:
+    return facts.shape == (0, 0, 0) or picture_path(pictures, facts.digest).exists()
+
+
+def _memo_key(case: Case, rules: Rules) -> str | None:
     files = stamp((*case.images, *([case.label] if case.label else [])))
     if files is None:
         return None
-    return hash_text(f"{FORMAT}|{case.id}|{files}|{sorted(cohort.labels.items())}|{list(cohort.labels)}|{tolerance_mm}")
-
-
-def _run(
-    todo: Sequence[tuple[Case, str | None]], cohort: Cohort, tolerance_mm: float, workers: int
-) -> Iterator[tuple[CaseFacts, str | None]]:
-    jobs = [(case, dict(cohort.labels), tolerance_mm) for case, _ in todo]
-    few = len(todo) < 8  # read before processes have started
-    for number, facts in run_jobs(inspect_case, jobs, 1 if few else workers, "reads cases"):
-        yield facts, todo[number][1]
+    held = (list(rules.labels.classes.items()), rules.labels.background, rules.labels.ignore, rules.channels)
+    return hash_text(f"{FORMAT}|{case.id}|{files}|{held}|{rules.tolerance_mm}|{rules.resample_labels}|{case.stacked}")
 
 
 def cohort_problems(cohort: Cohort, facts: Sequence[CaseFacts]) -> list[Problem]:
-    """What only shows over all cases: the same files under two ids, an id given twice, a class nobody has, a spacing
+    """What only shows over all cases: the same voxels under two ids, an id given twice, a class nobody has, a spacing
     far from everybody else's."""
     found = []
     same: dict[str, list[str]] = defaultdict(list)
     for f in facts:
-        if f.shape != (0, 0, 0):
-            same[f.digest].append(f.id)
+        if f.pixels:
+            same[f.pixels].append(f.id)
     for ids in same.values():
         for other in ids[1:]:
-            text = f"image and label are the same files, byte for byte, as those of {ids[0]}"
+            text = f"its image holds the same voxels as that of {ids[0]}"
             found.append(Problem(other, "", SEVERITY["duplicate"], "duplicate", text))
     seen: set[str] = set()
     for case in cohort.cases:
         if case.id in seen:
             found.append(Problem(case.id, "", "error", "duplicate-id", "the id is given to two cases"))
         seen.add(case.id)
-    return found + _absent_classes(cohort, facts) + _odd_spacings(facts)
+    return found + _absent_classes(cohort, facts) + _odd_spacings(facts) + _mapped(cohort)
 
 
 def _absent_classes(cohort: Cohort, facts: Sequence[CaseFacts]) -> list[Problem]:
@@ -214,6 +328,17 @@ def _absent_classes(cohort: Cohort, facts: Sequence[CaseFacts]) -> list[Problem]
     names = [n for n in cohort.class_names if good and not any(f.class_voxels.get(n) for f in good)]
     text = "no case has a voxel of the class {}, so it cannot be learnt; is its value right?"
     return [Problem("", "", SEVERITY["absent-class"], "absent-class", text.format(n)) for n in names]
+
+
+def _mapped(cohort: Cohort) -> list[Problem]:
+    values = [v for group in cohort.labels.values() for v in group]
+    if values == list(range(1, len(values) + 1)):
+        return []
+    listed = ", ".join(f"{'/'.join(map(str, v))} = {name}" for name, v in list(cohort.labels.items())[:6])
+    if len(cohort.labels) > 6:
+        listed += " ..."
+    text = f"label values are trained as 1 to {len(cohort.labels)} and written back as they are ({listed})"
+    return [Problem("", "", SEVERITY["mapped-values"], "mapped-values", text)]
 
 
 def _odd_spacings(facts: Sequence[CaseFacts]) -> list[Problem]:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from segspeed.data.geometry import Volume, VolumeError
+from segspeed.types import DataError, LabelTable
 
 INTEGER_TOLERANCE = 1e-3  # how far a value may lie from an integer, beside what the file's own scaling rounds away
 LOOKUP = 65536  # widest range of values that is mapped by a table
+MAX_REGIONS = 16  # their combinations are looked up in a table of two to the power of this
 
 
 def class_dtype(classes: int) -> type[np.unsignedinteger]:
@@ -17,8 +19,8 @@ def class_dtype(classes: int) -> type[np.unsignedinteger]:
     return np.uint8 if classes < 256 else np.uint16
 
 
-def to_class_indices(volume: Volume, labels: Mapping[str, tuple[int, ...]]) -> np.ndarray:
-    """``(D, H, W)`` class indices of a label volume read unscaled.
+def to_class_indices(volume: Volume, labels: LabelTable) -> np.ndarray:
+    """``(D, H, W)`` class indices of a label volume read unscaled, `LabelTable.ignore_index` where it is to be ignored.
 
     nibabel quantises float labels in an integer file to multiples of its scl_slope (``volume.step``), so a value may be off
     by half of that. Raises VolumeError for values that are no integers, that no class declares, or that are NaN.
@@ -32,17 +34,131 @@ def to_class_indices(volume: Volume, labels: Mapping[str, tuple[int, ...]]) -> n
         counts = counted[found - low]
     else:
         found, inverse, counts = np.unique(whole, return_inverse=True, return_counts=True)
-    index = {0: 0}
-    for position, values_of_class in enumerate(labels.values(), start=1):
-        index.update({int(v): position for v in values_of_class})
+    index = index_of_values(labels)
     unknown = [(int(v), int(n)) for v, n in zip(found, counts, strict=True) if int(v) not in index]
     if unknown:
         listed = ", ".join(f"{v} ({n} voxels)" for v, n in unknown[:8]) + (" ..." if len(unknown) > 8 else "")
-        declared = ", ".join(f"{'/'.join(map(str, v))} = {k}" for k, v in labels.items())
-        raise VolumeError("unknown-label", f"label values that no class declares: {listed}; declared: {declared}")
-    table = np.zeros(high - low + 1 if high - low < LOOKUP else len(found), class_dtype(len(labels)))
+        declared = ", ".join(f"{'/'.join(map(str, v))} = {k}" for k, v in labels.classes.items())
+        raise VolumeError(
+            "unknown-label",
+            f"label values that no class declares: {listed}; declared: {declared}",
+        )
+    table = np.zeros(high - low + 1 if high - low < LOOKUP else len(found), class_dtype(max(index.values())))
     table[found - low if high - low < LOOKUP else slice(None)] = [index[int(v)] for v in found]
     return table[inverse.reshape(whole.shape)]
+
+
+def index_of_values(labels: LabelTable) -> dict[int, int]:
+    """Index in arrays of each value that files may hold."""
+    index = dict.fromkeys((0, *labels.background), 0)
+    for position, values in enumerate(labels.classes.values(), start=1):
+        index.update({int(v): position for v in values})
+    if labels.ignore_index is not None:
+        index.update(dict.fromkeys(labels.ignore, labels.ignore_index))
+    return index
+
+
+def regions_of(named: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[str, ...]]]:
+    """Classes that exclude each other, and regions made of them, from structures that share values: ``{"tumour": (1, 2),
+    "core": (2,)}`` becomes the classes "tumour only" and "tumour + core". No regions where no value is shared.
+    """
+    values = sorted({v for group in named.values() for v in group})
+    inside = {v: tuple(name for name, group in named.items() if v in group) for v in values}
+    if all(len(names) == 1 for names in inside.values()):
+        return dict(named), {}
+    title = {names: " + ".join(names) if len(names) > 1 else f"{names[0]} only" for names in inside.values()}
+    classes: dict[str, tuple[int, ...]] = {}
+    for names in sorted(title, key=lambda names: ([list(named).index(n) for n in names], len(names))):
+        classes[title[names]] = tuple(v for v in values if inside[v] == names)
+    return classes, {name: tuple(title[n] for n in title if name in n) for name in named}
+
+
+def choose_labels(
+    labels: LabelTable,
+    *,
+    classes: Mapping[str, object],
+    background: tuple[str | int, ...],
+    ignore: tuple[str | int, ...],
+    regions: Mapping[str, object],
+) -> LabelTable:
+    """``labels`` as the user wants them: classes merged or renamed (a class or a list of them under a new name), dropped into
+    the background, ignored, or joined to regions. A class is named by its name or by a value of the files.
+
+    Raises DataError for names that do not exist, and for values that are claimed twice.
+    """
+    found = dict(labels.classes)
+    ignored, dropped = set(labels.ignore), set(labels.background)
+
+    def values_of(item: object, key: str) -> tuple[int, ...]:
+        if isinstance(item, (list, tuple)):
+            return tuple(v for part in item for v in values_of(part, key))
+        if str(item) in labels.classes:
+            return labels.classes[str(item)]
+        try:
+            return (int(str(item)),)
+        except ValueError:
+            raise DataError(
+                f"{key} names the class {item!r}, which the data does not have; it has {', '.join(labels.classes)}"
+            ) from None
+
+    def take(values: tuple[int, ...]) -> None:
+        for name in list(found):
+            found[name] = tuple(v for v in found[name] if v not in values)
+            if not found[name]:
+                del found[name]
+
+    for key, items, kept in (("data.background", background, dropped), ("data.ignore", ignore, ignored)):
+        for item in items:
+            values = values_of(item, key)
+            take(values)
+            kept.update(values)
+    merged = {name: values_of(item, f"data.classes.{name}") for name, item in classes.items()}
+    claimed = [v for values in merged.values() for v in values]
+    twice = sorted({v for v in claimed if claimed.count(v) > 1 or v in ignored or v in dropped})
+    if twice:
+        raise DataError(f"the value {twice[0]} is claimed twice among data.classes, data.background and data.ignore")
+    take(tuple(claimed))
+    clash = [name for name in merged if name in found]
+    if clash:
+        raise DataError(f"data.classes makes {clash[0]}, which is also the name of a class that stays as it is")
+    order = {v: n for n, (_, values) in enumerate(labels.classes.items()) for v in values}
+    found = dict(sorted({**found, **merged}.items(), key=lambda pair: min(order.get(v, len(order)) for v in pair[1])))
+    if 0 in {v for values in found.values() for v in values}:
+        raise DataError("the value 0 is the background; no class can have it")
+    if not found:
+        raise DataError("data.background and data.ignore leave no class to learn")
+    table = LabelTable(found, tuple(sorted(dropped - {0})), tuple(sorted(ignored)))
+    return _with_regions(table, labels, regions)
+
+
+def _with_regions(table: LabelTable, before: LabelTable, regions: Mapping[str, object]) -> LabelTable:
+    if not regions and before.regions:
+        regions = {name: [v for c in parts for v in before.classes[c]] for name, parts in before.regions.items()}
+        left_out = {*table.background, *table.ignore}
+        kept = {name: [v for v in values if v not in left_out] for name, values in regions.items()}  # type: ignore[attr-defined]
+        regions = {name: values for name, values in kept.items() if values}
+    if not regions:
+        return table
+    of_value = {str(v): name for name, values in table.classes.items() for v in values}
+    made: dict[str, tuple[str, ...]] = {}
+    for name, parts in regions.items():
+        listed = [str(p) for p in (parts if isinstance(parts, (list, tuple)) else [parts])]
+        names = [p if p in table.classes else of_value.get(p, "") for p in listed]
+        if not all(names) or not names:
+            wrong = next((p for p, n in zip(listed, names, strict=True) if not n), "nothing")
+            raise DataError(
+                f"data.regions.{name} names {wrong!r}, which is no class; the classes are {', '.join(table.classes)}"
+            )
+        made[name] = tuple(dict.fromkeys(names))
+    left = [name for name in table.classes if not any(name in parts for parts in made.values())]
+    if left:
+        raise DataError(
+            f"data.regions leaves {', '.join(left)} in no region, so nothing would learn it; add it to one, or name it in "
+            "data.background or data.ignore"
+        )
+    if len(made) > MAX_REGIONS:
+        raise DataError(f"data.regions has {len(made)} regions; at most {MAX_REGIONS} are trained at once")
+    return LabelTable(table.classes, table.background, table.ignore, made)
 
 
 def _whole(values: np.ndarray, step: float) -> np.ndarray:

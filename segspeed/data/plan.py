@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from segspeed.config import PlanConfig
+from segspeed.data.preprocess import Grid, is_ct
 from segspeed.types import ChannelNorm, DataError, Fingerprint, Plan, SettingError, Shape3, Triple
 
 COARSE_RATIO = 3.0  # an axis this many times coarser than the others is anisotropic
@@ -56,6 +56,11 @@ def make_plan(
         coarse_axis=coarse,
         reasons=why,
     )
+
+
+def grid_of(plan: Plan) -> Grid:
+    """What preprocessing needs to know of a Plan."""
+    return Grid(plan.spacing, plan.coarse_axis, tuple(name == "ct" for name in plan.normalisation))
 
 
 def _spacing(fp: Fingerprint, overrides: PlanConfig, why: dict[str, str]) -> tuple[Triple, int | None]:
@@ -187,7 +192,7 @@ def _normalisation(
             raise SettingError(f"plan.normalisation has {len(names)} values for {len(channels)} channels")
         why["normalisation"] = "set by hand"
     else:
-        names = tuple("ct" if re.match(r"(?i)^ct\b|^ct$", c) else "zscore" for c in channels)
+        names = tuple("ct" if is_ct(c) else "zscore" for c in channels)
         why["normalisation"] = (
             "channels named CT: clipped to the 0.5 and 99.5 percentiles of the training foreground, minus its mean, "
             "over its std; others: each case's own mean and std"

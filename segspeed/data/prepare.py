@@ -11,8 +11,9 @@ import numpy as np
 
 from segspeed.data.cache import Storage, entry_bytes, entry_key, entry_path, write_entry
 from segspeed.data.pool import run_jobs
-from segspeed.data.preprocess import preprocess, target_shape
-from segspeed.types import Case, CaseFacts, Cohort, DataError, Problem, Triple
+from segspeed.data.preprocess import Grid, preprocess, target_shape
+from segspeed.jsonio import to_plain
+from segspeed.types import Case, CaseFacts, Cohort, DataError, LabelTable, Problem, Triple
 
 
 @dataclass(frozen=True)
@@ -29,27 +30,27 @@ class PreparedCase:
 def prepare_cases(
     cohort: Cohort,
     facts: Mapping[str, CaseFacts],
-    spacing: Triple,
-    coarse_axis: int | None,
+    grid: Grid,
     root: Path,
     workers: int,
     storage: Storage = Storage(),
+    resample_over_mm: float | None = None,
 ) -> Iterator[PreparedCase]:
-    """Preprocess the cohort's cases to ``spacing`` (mm), in completion order.
+    """Preprocess the cohort's cases to ``grid``, in completion order.
 
     Raises DataError before anything is built when the disk is too small for what is missing, and when a
     worker process is killed.
     """
     todo: list[tuple[Case, Path]] = []
     for case in cohort.cases:
-        path = _place(case, cohort, facts[case.id], spacing, coarse_axis, root, storage)
+        path = _place(case, cohort, facts[case.id], grid, root, storage, resample_over_mm)
         if path.is_dir():
             yield PreparedCase(case.id, path, None, entry_bytes(path), built=False)
         else:
             todo.append((case, path))
-    _room_for([facts[case.id] for case, _ in todo], len(cohort.channels), spacing, root, storage)
-    labels = dict(cohort.labels)
-    jobs = [(case, labels, spacing, coarse_axis, path, storage) for case, path in todo]
+    _room_for([facts[case.id] for case, _ in todo], len(cohort.channels), grid.spacing, root, storage)
+    labels = cohort.table
+    jobs = [(case, labels, grid, path, storage, resample_over_mm) for case, path in todo]
     few = len(todo) < 4  # built before processes have started
     for _, prepared in run_jobs(_build, jobs, 1 if few else workers, "prepares cases"):
         yield prepared
@@ -59,15 +60,18 @@ def _place(
     case: Case,
     cohort: Cohort,
     facts: CaseFacts,
-    spacing: Triple,
-    coarse_axis: int | None,
+    grid: Grid,
     root: Path,
     storage: Storage,
+    resample_over_mm: float | None,
 ) -> Path:
     settings = {
-        "spacing": spacing,
-        "coarse_axis": coarse_axis,
+        **to_plain(grid),
+        "resample_over_mm": resample_over_mm,
+        "stacked": case.stacked,
         "labels": [list(v) for v in cohort.labels.values()],
+        "background": cohort.background,
+        "ignore": cohort.ignore,
         **storage.key(),
     }
     return entry_path(root, cohort.folder_name, case.id, entry_key(facts.digest, settings))
@@ -75,14 +79,14 @@ def _place(
 
 def _build(
     case: Case,
-    labels: Mapping[str, tuple[int, ...]],
-    spacing: Triple,
-    coarse_axis: int | None,
+    labels: LabelTable,
+    grid: Grid,
     path: Path,
     storage: Storage,
+    resample_over_mm: float | None,
 ) -> PreparedCase:
     try:
-        size = write_entry(path, case.id, preprocess(case, labels, spacing, coarse_axis), storage)
+        size = write_entry(path, case.id, preprocess(case, labels, grid, resample_over_mm), storage)
     except DataError as error:
         problem = Problem(case.id, "", "error", "preprocessing", str(error))
         return PreparedCase(case.id, None, problem, 0, built=False)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from nibabel.orientations import inv_ornt_aff
 
-from segspeed.data.geometry import Volume, VolumeError, read_volume
+from segspeed.data.geometry import Volume, VolumeError, corner_distance_mm, read_channels, read_volume
 from segspeed.data.labels import to_class_indices
-from segspeed.types import Case, DataError, Geometry, Shape3, Triple
+from segspeed.types import Case, DataError, Geometry, LabelTable, Shape3, Triple
 
+AIR_HU = -1024.0  # of CT channels nothing is kept below: padding of -32768 would ring through a spline
 FOREGROUND_VOXELS = 10_000  # kept a class: enough to draw from, small enough to keep for every case
 Box = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
@@ -41,24 +44,40 @@ class PreparedImage:
     norm: np.ndarray
 
 
-def preprocess(
-    case: Case, labels: Mapping[str, tuple[int, ...]], spacing: Triple, coarse_axis: int | None
-) -> PreparedArrays:
-    """Read, crop to content, measure, resample. ``spacing`` is the target in mm, (D, H, W).
+@dataclass(frozen=True)
+class Grid:
+    """How volumes are brought onto the planned grid: ``spacing`` (D, H, W) in mm, the ``coarse_axis`` that has a rule of its
+    own, and which channels are CT (in HU)."""
+
+    spacing: Triple
+    coarse_axis: int | None = None
+    ct: tuple[bool, ...] = ()
+
+
+def is_ct(channel: str) -> bool:
+    """Whether a channel's name says that it is CT."""
+    return re.match(r"(?i)ct\b", channel) is not None
+
+
+def preprocess(case: Case, labels: LabelTable, grid: Grid, resample_over_mm: float | None = None) -> PreparedArrays:
+    """Read, crop to content, measure, resample. A label whose corners lie farther off its image's than ``resample_over_mm``
+    is brought onto the image's grid; None: never.
 
     Raises DataError with the case and the file that is wrong.
     """
     try:
-        volumes = [read_volume(path) for path in case.images]
+        volumes = read_channels(case)
         if case.label is None:
             raise VolumeError("missing-label", "the case has no label")
         label_volume = read_volume(case.label, scaled=False)
         native = to_class_indices(label_volume, labels)
     except VolumeError as error:
         raise DataError(f"case {case.id}: {error}") from error
+    if resample_over_mm is not None and off_grid_mm(label_volume, volumes[0]) > resample_over_mm:
+        native = label_on_grid(native, label_volume, volumes[0])
     if native.shape != volumes[0].shape:
         raise DataError(f"case {case.id}: image and label have different shapes; run data_prep.check")
-    prepared = _prepare(case, volumes, native, spacing, coarse_axis)
+    prepared = _prepare(case, volumes, native, grid)
     where = tuple(slice(a, b) for a, b in prepared.geometry.crop)
     placed = resample_label(native[where], prepared.geometry.target_shape)
     return PreparedArrays(
@@ -67,14 +86,14 @@ def preprocess(
         native_label=native,
         geometry=prepared.geometry,
         norm=prepared.norm,
-        foreground=foreground_voxels(placed),
+        foreground=foreground_voxels(placed, labels.ignore_index),
     )
 
 
-def preprocess_image(case: Case, spacing: Triple, coarse_axis: int | None) -> PreparedImage:
+def preprocess_image(case: Case, grid: Grid) -> PreparedImage:
     """`preprocess` for a case whose label is not known. Raises DataError with the case and the file that is wrong."""
     try:
-        volumes = [read_volume(path) for path in case.images]
+        volumes = read_channels(case)
     except VolumeError as error:
         raise DataError(f"case {case.id}: {error}") from error
     for path, volume in zip(case.images, volumes, strict=True):
@@ -84,12 +103,10 @@ def preprocess_image(case: Case, spacing: Triple, coarse_axis: int | None) -> Pr
                 f"case {case.id}: {path.name} has {bad} voxels that are NaN or infinite; replace them, by the image's minimum "
                 "for instance"
             )
-    return _prepare(case, volumes, None, spacing, coarse_axis)
+    return _prepare(case, volumes, None, grid)
 
 
-def _prepare(
-    case: Case, volumes: list[Volume], label: np.ndarray | None, spacing: Triple, coarse_axis: int | None
-) -> PreparedImage:
+def _prepare(case: Case, volumes: list[Volume], label: np.ndarray | None, grid: Grid) -> PreparedImage:
     first = volumes[0]
     if any(v.shape != first.shape for v in volumes):
         raise DataError(f"case {case.id}: its channels have different shapes; run data_prep.check")
@@ -97,13 +114,16 @@ def _prepare(
     box = content_box(channels, label)
     where = tuple(slice(a, b) for a, b in box)
     cropped = [channel[where] for channel in channels]
-    shape = target_shape(cropped[0].shape, first.spacing, spacing)
+    for number, ct in enumerate(grid.ct):
+        if ct and cropped[number].min() < AIR_HU:
+            cropped[number] = np.maximum(cropped[number], np.float32(AIR_HU))
+    shape = target_shape(cropped[0].shape, first.spacing, grid.spacing)
     image = np.empty((len(cropped), *shape), np.float32)
     for n, channel in enumerate(cropped):
-        image[n] = resample_image(channel, shape, coarse_axis)
+        image[n] = resample_image(channel, shape, grid.coarse_axis)
     return PreparedImage(
         image=image,
-        geometry=first.geometry(box, (shape, spacing)),
+        geometry=first.geometry(box, (shape, grid.spacing)),
         norm=np.stack([zscore_constants(channel) for channel in cropped]),
     )
 
@@ -171,6 +191,39 @@ def resample_label(label: np.ndarray, shape: Shape3) -> np.ndarray:
     return out
 
 
+def off_grid_mm(label: Volume, image: Volume) -> float:
+    """How far the corners of two grids lie apart; infinitely where their shapes differ."""
+    if label.file_shape != image.file_shape:
+        return float("inf")
+    return corner_distance_mm(label.affine, label.file_shape, image.affine, image.file_shape)
+
+
+def label_on_grid(indices: np.ndarray, label: Volume, image: Volume) -> np.ndarray:
+    """Class indices ``(D, H, W)`` of a label volume on the grid of its image, each class linearly in world coordinates, the
+    largest share wins. What the label does not cover is background."""
+    from scipy import ndimage
+
+    to_label = np.linalg.inv(_canonical_affine(label)) @ _canonical_affine(image)
+    best = np.zeros(image.shape, dtype=np.float32)
+    out = np.zeros(image.shape, dtype=indices.dtype)
+    for value in np.unique(indices):
+        outside = float(value == 0)
+        share = ndimage.affine_transform(
+            (indices == value).astype(np.float32), to_label[:3, :3], to_label[:3, 3], output_shape=image.shape, order=1,
+            mode="constant", cval=outside,
+        )  # fmt: skip
+        wins = share > best
+        out[wins] = value
+        np.maximum(best, share, out=best)
+    return out
+
+
+def _canonical_affine(volume: Volume) -> np.ndarray:
+    """4x4 from canonical ``(D, H, W)`` indices to world mm."""
+    affine = volume.affine @ inv_ornt_aff(volume.ornt, volume.file_shape)
+    return affine[:, [2, 1, 0, 3]]
+
+
 def _zoom(array: np.ndarray, shape: tuple[int, ...], order: int) -> np.ndarray:
     from scipy import ndimage  # half a second of import, which cohorts that are not resampled spare themselves
 
@@ -180,11 +233,13 @@ def _zoom(array: np.ndarray, shape: tuple[int, ...], order: int) -> np.ndarray:
     return out
 
 
-def foreground_voxels(label: np.ndarray) -> dict[int, np.ndarray]:
-    """Coordinates ``(n, 3)`` int32 a class index, evenly thinned to `FOREGROUND_VOXELS`."""
+def foreground_voxels(label: np.ndarray, ignore: int | None = None) -> dict[int, np.ndarray]:
+    """Coordinates ``(n, 3)`` int32 a class index but ``ignore``, evenly thinned to `FOREGROUND_VOXELS`."""
     found = {}
     flat = label.ravel()
     for value in np.unique(flat[flat > 0]):
+        if value == ignore:
+            continue
         where = np.flatnonzero(flat == value)
         if len(where) > FOREGROUND_VOXELS:
             where = where[np.linspace(0, len(where) - 1, FOREGROUND_VOXELS).astype(np.int64)]

@@ -1,20 +1,27 @@
-"""Folds: by patient, reproducible, or as a file prescribes."""
+"""Folds: by patient, even in sites and rare classes, reproducible, or as a file prescribes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from segspeed.types import Case, Cohort, DataError, Split
+from segspeed.types import Case, CaseFacts, Cohort, DataError, Split
+
+NO_FACTS: Mapping[str, CaseFacts] = {}
 
 
-def draw_splits(cases: Sequence[Case], folds: int, seed: int) -> tuple[Split, ...]:
-    """``folds`` splits in which all cases of a patient are on one side. A function of ids, patients and seed only.
+def draw_splits(
+    cases: Sequence[Case], folds: int, seed: int, facts: Mapping[str, CaseFacts] = NO_FACTS
+) -> tuple[Split, ...]:
+    """``folds`` splits in which all cases of a patient are on one side. A function of ids, patients, sites, the classes
+    that ``facts`` finds in each case, and the seed.
 
-    Raises DataError when there are fewer patients than folds.
+    Sites, and classes that not every patient has, are spread evenly: the rarest first, each patient into the fold that
+    lacks it most (iterative stratification, Sechidis et al. 2011). Raises DataError when there are fewer patients than folds.
     """
     patients = sorted({c.patient for c in cases})
     if len(patients) < 2:
@@ -24,8 +31,8 @@ def draw_splits(cases: Sequence[Case], folds: int, seed: int) -> tuple[Split, ..
         )
     if len(patients) < folds:
         raise DataError(f"{len(patients)} patients cannot be split into {folds} folds; set data.folds={len(patients)}")
-    order = np.random.default_rng(seed).permutation(len(patients))
-    fold_of = {patients[p]: place % folds for place, p in enumerate(order)}
+    order = [patients[p] for p in np.random.default_rng(seed).permutation(len(patients))]
+    fold_of = _stratified(order, _traits(cases, facts), folds)
     return tuple(
         Split(
             train=tuple(c.id for c in cases if fold_of[c.patient] != fold),
@@ -33,6 +40,41 @@ def draw_splits(cases: Sequence[Case], folds: int, seed: int) -> tuple[Split, ..
         )
         for fold in range(folds)
     )
+
+
+def _traits(cases: Sequence[Case], facts: Mapping[str, CaseFacts]) -> dict[str, set[str]]:
+    """What tells patients apart: their site, and the classes that some patients have and others lack."""
+    traits: dict[str, set[str]] = defaultdict(set)
+    for case in cases:
+        traits[case.patient] |= {f"site {case.site}"} if case.site else set()
+        found = facts.get(case.id)
+        traits[case.patient] |= {f"class {n}" for n, voxels in found.class_voxels.items() if voxels} if found else set()
+    common = set.intersection(*traits.values())
+    return {patient: own - common for patient, own in traits.items()}
+
+
+def _stratified(order: Sequence[str], traits: Mapping[str, Collection[str]], folds: int) -> dict[str, int]:
+    """Fold of each patient. Without traits patients are dealt out in turn."""
+    room = [len(order) / folds] * folds
+    counted = Counter(t for patient in order for t in traits[patient])
+    wanted = {t: [n / folds] * folds for t, n in counted.items()}
+    fold_of: dict[str, int] = {}
+
+    def place(patient: str, needs: Sequence[float]) -> None:
+        fold = min(range(folds), key=lambda f: (-round(needs[f], 9), -round(room[f], 9), f))
+        fold_of[patient] = fold
+        room[fold] -= 1
+        for t in traits[patient]:
+            wanted[t][fold] -= 1
+
+    for trait, _ in sorted(counted.items(), key=lambda pair: (pair[1], pair[0])):
+        for patient in order:
+            if patient not in fold_of and trait in traits[patient]:
+                place(patient, wanted[trait])
+    for patient in order:
+        if patient not in fold_of:
+            place(patient, room)
+    return fold_of
 
 
 def read_splits(path: Path) -> tuple[Split, ...]:
@@ -54,25 +96,40 @@ def read_splits(path: Path) -> tuple[Split, ...]:
 
 
 def choose_split(
-    cohort: Cohort, *, fold: int, folds: int, seed: int, splits: str, excluded: Sequence[str] = ()
+    cohort: Cohort,
+    *,
+    fold: int,
+    folds: int,
+    seed: int,
+    splits: str,
+    excluded: Sequence[str] = (),
+    facts: Mapping[str, CaseFacts] = NO_FACTS,
+    accept: Collection[str] = (),
 ) -> Split:
     """The split of ``fold``. ``splits`` is "auto" (the cohort's own if it has some, else drawn), "draw" or a file.
 
     ``excluded`` cases drop out of a prescribed split; other ids that the cohort does not hold are an error.
-    Raises DataError when an id is unknown, a patient is on both sides, or a side is empty.
+    Raises DataError when an id is unknown, a side is empty, or a patient or an image is on both sides (unless ``accept``
+    holds "patient-overlap" or "duplicate-overlap").
     """
     if splits == "auto":
-        found = cohort.splits or draw_splits(cohort.cases, folds, seed)
+        found = cohort.splits or draw_splits(cohort.cases, folds, seed, facts)
     elif splits == "draw":
-        found = draw_splits(cohort.cases, folds, seed)
+        found = draw_splits(cohort.cases, folds, seed, facts)
     else:
         found = read_splits(Path(splits))
     if fold >= len(found):
         raise DataError(f"data.fold={fold}, but there are {len(found)} folds (0 to {len(found) - 1})")
-    return check_split(cohort, found[fold], excluded)
+    return check_split(cohort, found[fold], excluded, facts, accept)
 
 
-def check_split(cohort: Cohort, split: Split, excluded: Sequence[str] = ()) -> Split:
+def check_split(
+    cohort: Cohort,
+    split: Split,
+    excluded: Sequence[str] = (),
+    facts: Mapping[str, CaseFacts] = NO_FACTS,
+    accept: Collection[str] = (),
+) -> Split:
     """``split`` without repeats, if it makes sense for the cohort. Raises DataError."""
     known = {c.id: c for c in cohort.cases}
     unknown = [i for i in (*split.train, *split.val) if i not in known]
@@ -87,10 +144,19 @@ def check_split(cohort: Cohort, split: Split, excluded: Sequence[str] = ()) -> S
     if not train or not val:
         raise DataError(f"the split leaves {len(train)} cases to train on and {len(val)} to validate; both need one")
     shared = {known[i].patient for i in train} & {known[i].patient for i in val}
-    if shared:
+    if shared and "patient-overlap" not in accept:
         both = sorted(i for i in {*train, *val} if known[i].patient in shared)
         raise DataError(
             f"{len(shared)} patient(s) are in training and in validation, which makes the Dice a lie: cases "
-            f"{', '.join(both[:10])}. Correct the split file or the patient column"
+            f"{', '.join(both[:10])}. Correct the split file or the patient column (or data.accept=[patient-overlap])"
+        )
+    pixels = {i: facts[i].pixels for i in (*train, *val) if i in facts and facts[i].pixels}
+    copies = {pixels[i] for i in train if i in pixels} & {pixels[i] for i in val if i in pixels}
+    if copies and "duplicate-overlap" not in accept:
+        same = sorted(i for i, digest in pixels.items() if digest in copies)
+        raise DataError(
+            f"the same image is in training and in validation, which makes the Dice a lie: cases {', '.join(same[:10])}. Give "
+            "copies one patient (a patient column, data.patient_pattern), leave one out with data.exclude, or accept it with "
+            "data.accept=[duplicate-overlap]"
         )
     return Split(train, val)

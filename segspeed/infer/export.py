@@ -14,7 +14,8 @@ from torch import Tensor
 from segspeed.data.files import save_nifti
 from segspeed.data.geometry import to_file_axes
 from segspeed.data.labels import class_dtype, to_file_values
-from segspeed.types import Geometry
+from segspeed.infer.decode import class_indices
+from segspeed.types import Geometry, LabelTable
 
 SLAB_BYTES = 64 * 2**20  # of scores at native size at a time
 
@@ -61,22 +62,21 @@ def native_planes(planes: Planes, geometry: Geometry, axis: int = 0) -> Iterator
     assert done == native, f"{done} of {native} planes came back"
 
 
-def label_map(native: Planes, geometry: Geometry, classes: int, axis: int = 0) -> np.ndarray:
-    """Class indices ``(D, H, W)`` on the uncropped canonical grid, from what `native_planes` yields; ``classes`` counts the
-    foreground. What was cropped away is background."""
-    out = np.zeros(geometry.shape, dtype=class_dtype(classes))
+def label_map(native: Planes, geometry: Geometry, labels: LabelTable, axis: int = 0) -> np.ndarray:
+    """Class indices ``(D, H, W)`` on the uncropped canonical grid, from the logits that `native_planes` yields. What was
+    cropped away is background."""
+    out = np.zeros(geometry.shape, dtype=class_dtype(len(labels.classes)))
     inside = np.moveaxis(out[tuple(slice(a, b) for a, b in geometry.crop)], axis, 0)
     for first, scores in native:
-        best = scores.max(1).indices  # argmax over a leading axis is ten times slower on CPUs
-        inside[first : first + len(scores)] = best.cpu().numpy()
+        inside[first : first + len(scores)] = class_indices(scores, labels).cpu().numpy()
     return out
 
 
-def to_native(scores: np.ndarray, geometry: Geometry) -> np.ndarray:
-    """Scores ``(K, D, H, W)`` on ``geometry.target_shape`` -> class indices ``(D, H, W)`` on the uncropped canonical grid."""
+def to_native(scores: np.ndarray, geometry: Geometry, labels: LabelTable) -> np.ndarray:
+    """Logits ``(K, D, H, W)`` on ``geometry.target_shape`` -> class indices ``(D, H, W)`` on the uncropped canonical grid."""
     assert scores.shape[1:] == geometry.target_shape, f"{scores.shape} is not on the grid {geometry.target_shape}"
     whole = [(0, torch.from_numpy(np.ascontiguousarray(scores, dtype=np.float32)))]
-    return label_map(native_planes(whole, geometry), geometry, len(scores) - 1)
+    return label_map(native_planes(whole, geometry), geometry, labels)
 
 
 def save_label_map(path: Path, indices: np.ndarray, geometry: Geometry, labels: Mapping[str, tuple[int, ...]]) -> None:

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from monai.data.utils import compute_importance_map, dense_patch_slices
 from torch import Tensor, nn
 
+from segspeed.infer.decode import as_scores, probabilities
 from segspeed.model.networks import as_logits
 from segspeed.speed.oom import is_out_of_memory
 from segspeed.speed.precision import Precision
-from segspeed.types import Shape3
+from segspeed.types import LabelTable, Shape3
 
 SIGMA = 0.125  # of the Gaussian over the patch's side, as in nnU-Net
 Forward = Callable[[Tensor], Tensor]  # windows (n, C, d, h, w) to scores (n, K, d, h, w) float32
@@ -36,11 +37,12 @@ class Window:
 def forward_of(
     model: nn.Module,
     precision: Precision,
+    labels: LabelTable,
     mirror: Iterable[int] = (),
     swap_on_flip: Sequence[tuple[int, int]] = (),
 ) -> Forward:
     """The network on windows. ``mirror`` names axes (0 to 2 of D, H, W) over whose flips the probabilities are averaged; the
-    result is then their logarithm. ``swap_on_flip`` pairs the class indices that trade places when W (left and right) is
+    result is logits again. ``swap_on_flip`` pairs the output channels that trade places when W (left and right) is
     mirrored."""
     axes = tuple(mirror)
     flips = [c for n in range(1, len(axes) + 1) for c in combinations(axes, n)]
@@ -50,12 +52,12 @@ def forward_of(
             return as_logits(model(windows)).float()
 
     def mirrored(windows: Tensor) -> Tensor:
-        total = plain(windows).softmax(1)
+        total = probabilities(plain(windows), labels)
         for flip in flips:
             over = [a + 2 for a in flip]
             scores = plain(windows.flip(over)).flip(over)
-            total += (_swapped(scores, swap_on_flip) if 2 in flip else scores).softmax(1)
-        return total.div_(len(flips) + 1).clamp_min_(1e-12).log_()
+            total += probabilities(_swapped(scores, swap_on_flip) if 2 in flip else scores, labels)
+        return as_scores(total.div_(len(flips) + 1), labels)
 
     return mirrored if flips else plain
 

@@ -5,7 +5,7 @@ The honest baseline to measure the other loaders by, and the door for those who 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from segspeed.config import AugmentConfig
 from segspeed.data.sampling import PatchSampler, epoch_order
 from segspeed.loader.torch_loader import TorchLoader
 from segspeed.streams import AUGMENTATION, stream
-from segspeed.types import Batch, Case, DataError, SettingError, Shape3, Triple
+from segspeed.types import Batch, Case, DataError, LabelTable, SettingError, Shape3, Triple
 
 MOST_SAMPLES = 4  # patches cut from a volume once it is decoded, as in MONAI's tutorials
 
@@ -31,7 +31,7 @@ class MonaiLoader(TorchLoader):
         sampler: PatchSampler,
         *,
         cases: Sequence[Case],
-        labels: Mapping[str, tuple[int, ...]],
+        labels: LabelTable,
         batch: int,
         patch: Shape3,
         spacing: Triple,
@@ -69,7 +69,7 @@ class MonaiLoader(TorchLoader):
                 labels=labels, spacing=spacing, patch=patch, samples=per_volume, foreground=sampler.foreground,
                 augment=augment, swap_on_flip=swap_on_flip,
             )  # fmt: skip
-        self._dataset = MonaiDataset(sampler, cases, {} if own else labels, patch, per_volume, transforms, cache)
+        self._dataset = MonaiDataset(sampler, cases, None if own else labels, patch, per_volume, transforms, cache)
         super().__init__(
             sampler, batch=batch, first=first, workers=workers, prefetch=prefetch, pin_memory=pin_memory, timeout=timeout
         )  # fmt: skip
@@ -90,7 +90,7 @@ class MonaiDataset(Dataset[Batch]):
         self,
         sampler: PatchSampler,
         cases: Sequence[Case],
-        labels: Mapping[str, tuple[int, ...]],
+        labels: LabelTable | None,
         patch: Shape3,
         samples: int,
         transforms: Any,
@@ -102,7 +102,7 @@ class MonaiDataset(Dataset[Batch]):
         self.sampler, self.cases, self.labels, self.patch, self.samples = sampler, cases, labels, patch, samples
         self.transforms = transforms
         data = [
-            {"image": [str(p) for p in c.images], "label": str(c.label), "norm": norm, "case": c.id}
+            {"image": [str(p) for p in (c.images[:1] if c.stacked else c.images)], "label": str(c.label), "norm": norm, "case": c.id}
             for c, norm in zip(cases, sampler.norms, strict=True)
         ]
         if cache == "ram":
@@ -154,7 +154,7 @@ class MonaiDataset(Dataset[Batch]):
                 f"case {case}: the transforms give image {list(image.shape)} and label {list(label.shape)}; the plan's patch "
                 f"{list(self.patch)} (D, H, W) is {list(self.patch[::-1])} in MONAI's axes. Set plan.patch or the transforms"
             )
-        if self.labels:
+        if self.labels is not None:
             from segspeed.loader.monai_recipe import class_indices
 
             label = class_indices(label, self.labels)

@@ -11,7 +11,8 @@ from monai import transforms as mt
 from monai.data import MetaTensor
 
 from segspeed.config import AugmentConfig
-from segspeed.types import Shape3, Triple
+from segspeed.data.labels import index_of_values
+from segspeed.types import LabelTable, Shape3, Triple
 
 BOTH, IMAGE, LABEL = ("image", "label"), ("image",), ("label",)
 MODES = ("bilinear", "nearest")
@@ -19,7 +20,7 @@ MODES = ("bilinear", "nearest")
 
 def recipe(
     *,
-    labels: Mapping[str, tuple[int, ...]],
+    labels: LabelTable,
     spacing: Triple,
     patch: Shape3,
     samples: int,
@@ -96,21 +97,20 @@ def above_minimum(image: torch.Tensor) -> torch.Tensor:
     return image > image.amin((1, 2, 3), keepdim=True)
 
 
-def class_indices(label: torch.Tensor, labels: Mapping[str, tuple[int, ...]]) -> torch.Tensor:
+def class_indices(label: torch.Tensor, labels: LabelTable) -> torch.Tensor:
     """Values of the file into class indices (int16); other values become background."""
     out = torch.zeros(label.shape, dtype=torch.int16)
-    for index, values in enumerate(labels.values(), start=1):
-        for value in values:
-            out[(label - value).abs() < 0.5] = index
+    for value, index in index_of_values(labels).items():
+        out[(label - value).abs() < 0.5] = index
     return out
 
 
 class ToClassIndicesd(mt.MapTransform):
     """`class_indices` of the label, which keeps its affine."""
 
-    def __init__(self, labels: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, labels: LabelTable) -> None:
         super().__init__(LABEL)
-        self.labels = dict(labels)
+        self.labels = labels
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         label = data["label"]

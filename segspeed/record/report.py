@@ -66,7 +66,9 @@ def page(events: Sequence[Mapping[str, Any]], result: Mapping[str, Any] | None, 
         body += [_classes(last), _figure("Cases", figures.dice_per_case(last), "Dice of each validation case.")]
     body += [
         overlay_figures(
-            "Best, median and worst case", load_overlays(run_dir / "overlays.npz"), list(last["dice"]) if last else []
+            "Best, median and worst case",
+            load_overlays(run_dir / "overlays.npz"),
+            start.get("classes") or (list(last["dice"]) if last else []),
         ),
         _figure("Training", figures.training_curves(events), "Loss, learning rate, throughput and memory over time."),
         _events(events),

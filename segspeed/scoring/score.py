@@ -16,9 +16,7 @@ from segspeed.data.labels import to_class_indices
 from segspeed.data.pool import run_jobs
 from segspeed.metric.scores import ClassScore, score_case
 from segspeed.scoring.pairs import ScorePair
-from segspeed.types import DataError, SettingError, Shape3, Triple
-
-Classes = Mapping[str, tuple[int, ...]]
+from segspeed.types import DataError, LabelTable, SettingError, Shape3, Triple
 
 MAX_GUESSED_CLASSES = 200  # more distinct values than this are no label map
 FEW = 4  # cases that are scored before processes have started
@@ -26,7 +24,7 @@ FEW = 4  # cases that are scored before processes have started
 
 @dataclass(frozen=True)
 class CaseScore:
-    """What became of one case: its scores by class name, or the problem that kept it from being scored."""
+    """What became of one case: its scores by target, or the problem that kept it from being scored."""
 
     id: str
     patient: str
@@ -53,7 +51,7 @@ class _Map:
 
 def score_pairs(
     pairs: Sequence[ScorePair],
-    classes: Classes,
+    labels: LabelTable,
     *,
     tolerances: Sequence[float] = (1.0, 2.0),
     lesions: bool = False,
@@ -62,34 +60,56 @@ def score_pairs(
 ) -> Iterator[CaseScore]:
     """Score each pair, in completion order, in ``workers`` processes.
 
-    ``classes`` maps a class name to the values that mean it in the files. ``tolerances`` (mm) are those of the
-    normalised surface Dice; ``lesions`` adds counts of connected components; ``tolerance_mm`` is how far the corners
-    of the two grids may lie apart. Raises SettingError or DataError at once when these cannot be meant.
+    ``labels`` says what values mean and what is scored: its classes, or its regions, which may overlap. ``tolerances``
+    (mm) are those of the normalised surface Dice; ``lesions`` adds counts of connected components; ``tolerance_mm`` is
+    how far the corners of the two grids may lie apart. Raises SettingError or DataError at once when these cannot be
+    meant.
     """
-    _check(pairs, classes, tolerances, tolerance_mm)
-    jobs = [(pair, dict(classes), tuple(tolerances), lesions, tolerance_mm) for pair in pairs]
+    _check(pairs, labels, tolerances, tolerance_mm)
+    jobs = [(pair, labels, tuple(tolerances), lesions, tolerance_mm) for pair in pairs]
     done = run_jobs(score_pair, jobs, 1 if len(jobs) < FEW else workers, "scores cases")
     return (case for _, case in done)
 
 
 def score_pair(
-    pair: ScorePair, classes: Classes, tolerances: Sequence[float], lesions: bool, tolerance_mm: float
+    pair: ScorePair, labels: LabelTable, tolerances: Sequence[float], lesions: bool, tolerance_mm: float
 ) -> CaseScore:
     """Score one pair; what is wrong with its files is in ``problem``, both files' together."""
     problems: list[str] = []
     scores = None
     try:
-        prediction = _read(pair.prediction, "prediction", classes, problems)
-        reference = _read(pair.reference, "label", classes, problems)
+        prediction = _read(pair.prediction, "prediction", labels, problems)
+        reference = _read(pair.reference, "label", labels, problems)
         if prediction is not None and reference is not None:
             problems += _other_grid(prediction, reference, pair, tolerance_mm)
         if not problems and prediction is not None and reference is not None:
-            numbers = range(1, len(classes) + 1)
-            found = score_case(prediction.indices, reference.indices, numbers, reference.spacing, tolerances, lesions)
-            scores = {name: found[n] for n, name in zip(numbers, classes, strict=True)}
+            scores = _scores(prediction.indices, reference.indices, reference.spacing, labels, tolerances, lesions)
     except MemoryError:
         problems.append(f"scoring {pair.prediction.name} takes more memory than there is; use fewer workers")
     return CaseScore(pair.id, pair.patient, pair.site, scores, "; ".join(problems) or None)
+
+
+def _scores(
+    prediction: np.ndarray,
+    reference: np.ndarray,
+    spacing: Triple,
+    labels: LabelTable,
+    tolerances: Sequence[float],
+    lesions: bool,
+) -> dict[str, ClassScore]:
+    """Scores by target; what the reference ignores is taken out of both maps."""
+    if labels.ignore_index is not None:
+        counts = reference != labels.ignore_index
+        prediction, reference = prediction * counts, reference * counts
+    if not labels.regions:
+        numbers = range(1, len(labels.classes) + 1)
+        found = score_case(prediction, reference, numbers, spacing, tolerances, lesions)
+        return {name: found[n] for n, name in zip(numbers, labels.classes, strict=True)}
+    out = {}
+    for name, members in zip(labels.targets, labels.members, strict=True):
+        p, r = (np.isin(m, members).astype(np.uint8) for m in (prediction, reference))
+        out[name] = score_case(p, r, [1], spacing, tolerances, lesions)[1]
+    return out
 
 
 def classes_of(labels: Sequence[Path], workers: int = 1) -> dict[str, tuple[int, ...]]:
@@ -124,16 +144,18 @@ def _values(path: Path) -> set[int] | str:
         finite = volume.array[np.isfinite(volume.array)]
         found = {int(v) for v in np.unique(np.rint(finite))} - {0}
         if len(found) <= MAX_GUESSED_CLASSES:
-            to_class_indices(volume, {str(v): (v,) for v in found})  # refuses NaN and what lies between whole numbers
+            to_class_indices(
+                volume, LabelTable({str(v): (v,) for v in found})
+            )  # refuses NaN and what lies between whole numbers
     except VolumeError as error:
         return str(error)
     return found
 
 
-def _read(path: Path, role: str, classes: Classes, problems: list[str]) -> _Map | None:
+def _read(path: Path, role: str, labels: LabelTable, problems: list[str]) -> _Map | None:
     try:
         volume = read_volume(path, scaled=False)
-        indices = to_class_indices(volume, classes)
+        indices = to_class_indices(volume, labels)
     except VolumeError as error:
         problems.append(f"{role} {path.name}: {error}")
         return None
@@ -157,16 +179,17 @@ def _other_grid(prediction: _Map, reference: _Map, pair: ScorePair, tolerance_mm
     ]
 
 
-def _check(pairs: Sequence[ScorePair], classes: Classes, tolerances: Sequence[float], tolerance_mm: float) -> None:
+def _check(pairs: Sequence[ScorePair], labels: LabelTable, tolerances: Sequence[float], tolerance_mm: float) -> None:
     problems = []
     if not pairs:
         problems.append("there is no case to score")
     twice = [case for case, n in Counter(pair.id for pair in pairs).items() if n > 1]
     if twice:
         problems.append(f"case ids given twice: {', '.join(twice)}")
+    classes = labels.classes
     if not classes:
         problems.append("there is no class to score")
-    counted = Counter(value for values in classes.values() for value in values)
+    counted = Counter(value for values in (*classes.values(), labels.ignore) for value in values)
     problems += [f"the value {v} is given to two classes" for v, n in counted.items() if n > 1]
     problems += [f"class {name!r} has no value" for name, values in classes.items() if not values]
     if 0 in counted:

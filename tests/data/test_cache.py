@@ -4,16 +4,16 @@ import pytest
 from data_prep.msd import msd
 from segspeed.data import cache
 from segspeed.data.cache import CacheEntry, entry_key, write_entry
-from segspeed.data.inspect import inspect_case
+from segspeed.data.inspect import Rules, inspect_case
 from segspeed.data.prepare import prepare_cases
-from segspeed.data.preprocess import preprocess
-from segspeed.types import DataError
+from segspeed.data.preprocess import Grid, preprocess
+from segspeed.types import DataError, LabelTable
 
 
 @pytest.fixture
 def arrays(msd_folder):
     case = msd(str(msd_folder(cases=1))).cases[0]
-    return preprocess(case, {"bright": (1,), "dark": (3,)}, (1.0, 1.0, 1.0), None)
+    return preprocess(case, LabelTable({"bright": (1,), "dark": (3,)}), Grid((1.0, 1.0, 1.0)))
 
 
 def test_an_entry_gives_back_what_was_written(tmp_path, arrays):
@@ -79,8 +79,8 @@ def test_the_key_is_the_content():
 
 
 def prepared(cohort, root, spacing=(1.0, 1.0, 1.0), workers=1):
-    facts = {c.id: inspect_case(c, cohort.labels, 0.1) for c in cohort.cases}
-    return {p.case_id: p for p in prepare_cases(cohort, facts, spacing, None, root, workers)}
+    facts = {c.id: inspect_case(c, Rules(cohort.table)) for c in cohort.cases}
+    return {p.case_id: p for p in prepare_cases(cohort, facts, Grid(spacing), root, workers)}
 
 
 def test_only_what_is_missing_is_built(msd_folder, tmp_path, write):
@@ -101,10 +101,10 @@ def test_only_what_is_missing_is_built(msd_folder, tmp_path, write):
 
 def test_one_bad_case_does_not_stop_the_rest(msd_folder, tmp_path):
     cohort = msd(str(msd_folder(cases=4)))
-    facts = {c.id: inspect_case(c, cohort.labels, 0.1) for c in cohort.cases}
+    facts = {c.id: inspect_case(c, Rules(cohort.table)) for c in cohort.cases}
     bad = cohort.cases[1].images[0]
     bad.write_bytes(bad.read_bytes()[:200])  # damaged after it was checked
-    done = {p.case_id: p for p in prepare_cases(cohort, facts, (1.0, 1.0, 1.0), None, tmp_path / "cache", 1)}
+    done = {p.case_id: p for p in prepare_cases(cohort, facts, Grid((1.0, 1.0, 1.0)), tmp_path / "cache", 1)}
     assert [i for i, p in done.items() if p.problem] == ["b_01"]
     assert "cut short" in done["b_01"].problem.message
     assert sum(p.built for p in done.values()) == 3

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nibabel.orientations import axcodes2ornt, inv_ornt_aff, ornt_transform
 
-from segspeed.data.geometry import VolumeError, corner_distance_mm, read_volume, to_file_axes
+from segspeed.data.geometry import VolumeError, corner_distance_mm, read_channels, read_volume, to_file_axes
+from segspeed.types import Case
 
 CODES = ["".join(c) for axes in itertools.permutations(("LR", "PA", "IS")) for c in itertools.product(*axes)]
 
@@ -161,14 +162,30 @@ def test_two_orientations_that_disagree_are_noted(tmp_path):
     image.set_sform(np.diag([-2, -3, 4, 1.0]), code=1)
     image.set_qform(np.diag([2, 3, 4, 1.0]), code=1)
     image.to_filename(tmp_path / "x.nii")
-    notes = dict(read_volume(tmp_path / "x.nii").notes)
-    assert "two-orientations" in notes
+    # the far corners of 2 x (n - 1) and 3 x (m - 1) mm, mirrored at the origin
+    apart = np.hypot(4 * (spots().shape[0] - 1), 6 * (spots().shape[1] - 1))
+    assert read_volume(tmp_path / "x.nii").forms_apart_mm == pytest.approx(apart, rel=1e-5)
 
 
-def test_a_slightly_sheared_volume_is_read_without_a_note(tmp_path, write):
+@pytest.mark.parametrize(("off", "kinds"), [(1e-5, []), (1e-3, ["direction-noise"]), (0.05, ["shear"])])
+def test_noise_of_directions_is_told_from_shear(tmp_path, write, off, kinds):
     affine = np.eye(4)
-    affine[0, 1] = 1e-3
-    assert read_volume(write(tmp_path / "x.nii", spots(), affine)).notes == ()
+    affine[0, 1] = off
+    assert [k for k, _ in read_volume(write(tmp_path / "x.nii", spots(), affine)).notes] == kinds
+
+
+def test_channels_along_the_fourth_axis(tmp_path, write):
+    both = np.stack([spots(), spots() + 5], axis=-1)
+    path = write(tmp_path / "x.nii.gz", both.astype(np.int16), np.diag([-2, -3, 4, 1.0]))
+    first, second = read_channels(Case("c", (path, path), stacked=True))
+    single = read_volume(write(tmp_path / "one.nii", spots().astype(np.int16), np.diag([-2, -3, 4, 1.0])))
+    np.testing.assert_array_equal(first.array, single.array)
+    np.testing.assert_array_equal(second.array, single.array + 5)
+    assert first.spacing == single.spacing == (4, 3, 2)
+    with pytest.raises(VolumeError, match="3 channels are declared"):
+        read_channels(Case("c", (path,) * 3, stacked=True))
+    with pytest.raises(VolumeError, match="not one volume"):
+        read_volume(path)
 
 
 def test_corner_distance_by_hand():

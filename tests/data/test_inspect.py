@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from data_prep.msd import msd
-from segspeed.data.inspect import cohort_problems, inspect_case, inspect_cases
-from segspeed.types import Case, Cohort
+from segspeed.data.geometry import read_volume
+from segspeed.data.inspect import Rules, cohort_problems, inspect_case, inspect_cases
+from segspeed.types import Case, Cohort, LabelTable
 
-LABELS = {"bright": (1,), "dark": (3,)}
+LABELS = LabelTable({"bright": (1,), "dark": (3,)})
 
 
 @pytest.fixture
@@ -34,11 +35,14 @@ def case(tmp_path, write):
 
 
 def kinds(case, **options):
-    return [(p.severity, p.kind) for p in inspect_case(case, LABELS, options.get("tolerance_mm", 0.1)).problems]
+    return [
+        (p.severity, p.kind)
+        for p in inspect_case(case, Rules(LABELS, tolerance_mm=options.get("tolerance_mm", 0.1))).problems
+    ]
 
 
 def test_a_good_case_has_facts_and_no_problem(case):
-    facts = inspect_case(case(), LABELS, 0.1)
+    facts = inspect_case(case(), Rules(LABELS, tolerance_mm=0.1))
     assert facts.problems == ()
     assert facts.shape == (10, 9, 8)
     assert facts.class_voxels == {"bright": 27, "dark": 0}
@@ -81,7 +85,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_named(case, name):
     parts, expected, text = BAD[name]
-    facts = inspect_case(case(**parts), LABELS, 0.1)
+    facts = inspect_case(case(**parts), Rules(LABELS, tolerance_mm=0.1))
     assert [(p.severity, p.kind) for p in facts.problems] == [expected]
     assert re.search(text, facts.problems[0].message)
     assert facts.problems[0].case == "c1"
@@ -111,7 +115,7 @@ def test_missing_and_truncated_files(case):
 def test_a_missing_channel_is_named(case):
     good = case()
     facts = inspect_case(
-        dataclasses.replace(good, images=(good.images[0], good.images[0].with_name("t2.nii"))), LABELS, 0.1
+        dataclasses.replace(good, images=(good.images[0], good.images[0].with_name("t2.nii"))), Rules(LABELS)
     )
     assert [(p.kind, p.file) for p in facts.problems] == [("missing-file", f"{good.images[0].parent.name}/t2.nii")]
 
@@ -119,7 +123,9 @@ def test_a_missing_channel_is_named(case):
 def test_image_and_label_swapped_is_refused(case):
     good = case()
     swapped = Case("c1", (good.label,), good.images[0])
-    assert [k for s, k in kinds(swapped) if s == "error"] == ["non-integer-label"]
+    assert [k for s, k in kinds(swapped) if s == "error"] == ["swapped"]
+    both = Case("c1", (good.label,), good.label)
+    assert [k for s, k in kinds(both) if s == "error"] == ["image-is-label"]
 
 
 def test_all_problems_of_a_cohort_come_at_once_and_are_remembered(msd_folder, tmp_path):
@@ -133,30 +139,30 @@ def test_all_problems_of_a_cohort_come_at_once_and_are_remembered(msd_folder, tm
     )
     cohort = msd(str(folder))
     memo = tmp_path / "memo"
-    first = {f.id: f for f in inspect_cases(cohort, tolerance_mm=0.1, memo=memo, workers=1)}
-    again = {f.id: f for f in inspect_cases(cohort, tolerance_mm=0.1, memo=memo, workers=1)}
+    first = {f.id: f for f in inspect_cases(cohort, Rules(cohort.table), memo=memo, workers=1)}
+    again = {f.id: f for f in inspect_cases(cohort, Rules(cohort.table), memo=memo, workers=1)}
     assert first == again
     assert {i: [p.kind for p in f.problems] for i, f in first.items()} == {
         "b_00": [], "b_01": ["missing-label"], "b_02": ["nan"], "b_03": ["shape-mismatch"], "b_04": [],
     }  # fmt: skip
     with open(memo / "inspected.jsonl", "a") as file:
         file.write('["torn by a ki')
-    assert {f.id: f for f in inspect_cases(cohort, tolerance_mm=0.1, memo=memo, workers=1)} == first
+    assert {f.id: f for f in inspect_cases(cohort, Rules(cohort.table), memo=memo, workers=1)} == first
 
 
 def test_a_changed_file_is_read_again(msd_folder, tmp_path, write):
     cohort = msd(str(msd_folder(cases=2)))
-    before = {f.id: f for f in inspect_cases(cohort, tolerance_mm=0.1, memo=tmp_path, workers=1)}
+    before = {f.id: f for f in inspect_cases(cohort, Rules(cohort.table), memo=tmp_path, workers=1)}
     write(cohort.cases[0].images[0], np.full((20, 18, 16), 3.0, np.float32))
-    after = {f.id: f for f in inspect_cases(cohort, tolerance_mm=0.1, memo=tmp_path, workers=1)}
+    after = {f.id: f for f in inspect_cases(cohort, Rules(cohort.table), memo=tmp_path, workers=1)}
     assert after["b_00"].digest != before["b_00"].digest
     assert after["b_01"] == before["b_01"]
 
 
 def test_processes_find_the_same(msd_folder, tmp_path):
     cohort = msd(str(msd_folder(cases=9, change={3: lambda i, m: (i * np.nan, m)})))
-    one = {f.id: f for f in inspect_cases(cohort, tolerance_mm=0.1, memo=None, workers=1)}
-    two = {f.id: f for f in inspect_cases(cohort, tolerance_mm=0.1, memo=None, workers=2)}
+    one = {f.id: f for f in inspect_cases(cohort, Rules(cohort.table), memo=None, workers=1)}
+    two = {f.id: f for f in inspect_cases(cohort, Rules(cohort.table), memo=None, workers=2)}
     assert one == two
 
 
@@ -165,8 +171,8 @@ def test_duplicates_over_a_cohort(msd_folder):
     for kind in ("imagesTr", "labelsTr"):
         (folder / kind / "b_02.nii.gz").write_bytes((folder / kind / "b_00.nii.gz").read_bytes())
     cohort = msd(str(folder))
-    facts = [inspect_case(c, cohort.labels, 0.1) for c in cohort.cases]
-    assert [(p.case, p.kind) for p in cohort_problems(cohort, facts)] == [("b_02", "duplicate")]
+    facts = [inspect_case(c, Rules(cohort.table)) for c in cohort.cases]
+    assert [(p.case, p.kind) for p in cohort_problems(cohort, facts)] == [("b_02", "duplicate"), ("", "mapped-values")]
     twice = Cohort("x", (cohort.cases[0], cohort.cases[0]), cohort.labels, ("MRI",))
     assert ("b_00", "error", "duplicate-id") in [
         (p.case, p.severity, p.kind) for p in cohort_problems(twice, facts[:1])
@@ -182,31 +188,37 @@ def test_a_class_nobody_has_and_a_spacing_far_off_are_warned_about(msd_folder, w
         path = folder / kind / "b_01.nii.gz"
         write(path, np.asarray(nib.load(path).dataobj), np.diag([0.001, 0.001, 0.001, 1]))
     cohort = msd(str(folder))
-    found = cohort_problems(cohort, [inspect_case(c, cohort.labels, 0.1) for c in cohort.cases])
+    found = cohort_problems(cohort, [inspect_case(c, Rules(cohort.table)) for c in cohort.cases])
     assert [(p.case, p.severity, p.kind) for p in found] == [
-        ("", "warning", "absent-class"), ("b_01", "warning", "odd-spacing"),
+        ("", "warning", "absent-class"), ("b_01", "warning", "odd-spacing"), ("", "info", "mapped-values"),
     ]  # fmt: skip
     assert "never" in found[0].message
 
 
 def test_a_folder_in_the_place_of_a_file(tmp_path):
     (tmp_path / "i.nii.gz").mkdir()
-    facts = inspect_case(Case("c", (tmp_path / "i.nii.gz",), None), LABELS, 0.1)
+    facts = inspect_case(Case("c", (tmp_path / "i.nii.gz",), None), Rules(LABELS, tolerance_mm=0.1))
     assert "is a folder" in facts.problems[0].message
 
 
 def test_real_files_get_their_verdict(real_data):
     real = real_data / "real"
     ct = Case("ct5", (real / "ct_5mm_image.nii.gz",), real / "ct_5mm_label.nii.gz")
-    facts = inspect_case(ct, {"spleen": (1,)}, 0.1)
-    assert not [p for p in facts.problems if p.severity == "error"]
+    facts = inspect_case(ct, Rules(LabelTable({"spleen": (1,)}), ("CT",)))
+    assert [(p.severity, p.kind) for p in facts.problems] == [("info", "anisotropic")]
     assert facts.spacing == pytest.approx((5.0, 0.793, 0.793), abs=1e-2)
-    rgb = inspect_case(Case("rgb", (real / "rgb.nii.gz",), None), {"x": (1,)}, 0.1)
+    rgb = inspect_case(Case("rgb", (real / "rgb.nii.gz",), None), Rules(LabelTable.numbered(1)))
     assert "rgb" in [p.kind for p in rgb.problems]
     many = np.unique(np.asarray(nib.load(real / "ct_3mm_label_many_classes.nii.gz").dataobj)).astype(int)
     names = {f"c{v}": (int(v),) for v in many if v}
     case = Case("ct3", (real / "ct_3mm_image.nii.gz",), real / "ct_3mm_label_many_classes.nii.gz")
-    facts = inspect_case(case, names, 0.1)
-    assert facts.problems == ()
+    facts = inspect_case(case, Rules(LabelTable(names), ("CT",)))
+    assert [(p.severity, p.kind) for p in facts.problems] == [("info", "below-air")]
+    mapped = cohort_problems(Cohort("x", (case,), names, ("CT",)), [facts])
+    assert [p.kind for p in mapped] == ["mapped-values"]
+    assert str(min(many[many > 0])) in mapped[0].message
+    lps = read_volume(real / "mr_lps_image.nii.gz")
+    assert (lps.orientation, lps.notes) == ("LPS", ())
+    assert lps.array.min() < 0
     assert len(names) == 41
     assert all(facts.class_voxels.values())

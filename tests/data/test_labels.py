@@ -5,13 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segspeed.data.geometry import Volume, VolumeError, read_volume
-from segspeed.data.labels import to_class_indices, to_file_values
+from segspeed.data.labels import choose_labels, regions_of, to_class_indices, to_file_values
+from segspeed.types import DataError, LabelTable
 
 CLASSES = {"a": (1,), "b": (3, 4), "c": (255,)}
 
 
 def indices(path, labels=None):
-    return to_class_indices(read_volume(path, scaled=False), labels or CLASSES)
+    return to_class_indices(read_volume(path, scaled=False), LabelTable(labels or CLASSES))
 
 
 def test_values_become_indices_and_merged_ones_share_one(tmp_path, write):
@@ -71,12 +72,69 @@ def test_every_type_and_byte_order_gives_the_same_indices(tmp_path, kind):
     values = np.array([0, labels["low"][0], 100, labels["far"][0]]).astype(kind).reshape(1, 2, 2)
     volume = Volume(values if np.dtype(kind).isnative else values.astype(np.dtype(kind).newbyteorder("=")), np.eye(4),
                     (2, 2, 1), np.zeros((3, 2)), (1.0, 1.0, 1.0))  # fmt: skip
-    assert to_class_indices(volume, labels).ravel().tolist() == [0, 1, 2, 3]
+    assert to_class_indices(volume, LabelTable(labels)).ravel().tolist() == [0, 1, 2, 3]
 
 
 def test_values_too_far_apart_for_a_table():
     values = np.array([0, 7, 2**40], np.int64).reshape(1, 1, 3)
     volume = Volume(values, np.eye(4), (3, 1, 1), np.zeros((3, 2)), (1.0, 1.0, 1.0))
-    assert to_class_indices(volume, {"a": (7,), "b": (2**40,)}).ravel().tolist() == [0, 1, 2]
+    assert to_class_indices(volume, LabelTable({"a": (7,), "b": (2**40,)})).ravel().tolist() == [0, 1, 2]
     with pytest.raises(VolumeError, match=r"7 \(1 voxels\)"):
-        to_class_indices(volume, {"b": (2**40,)})
+        to_class_indices(volume, LabelTable({"b": (2**40,)}))
+
+
+NONE = {"classes": {}, "background": (), "ignore": (), "regions": {}}
+BRAIN = LabelTable({"edema": (1,), "core": (2,), "enhancing": (4,), "vessel": (9,)})
+
+
+def chosen(**wanted):
+    return choose_labels(BRAIN, **{**NONE, **wanted})
+
+
+def test_classes_are_renamed_merged_dropped_and_ignored():
+    table = chosen(
+        classes={"tumour": ("core", "enhancing"), "swelling": "edema"}, background=("vessel",), ignore=(255,)
+    )
+    assert dict(table.classes) == {"swelling": (1,), "tumour": (2, 4)}, "in the order of the data"
+    assert (table.background, table.ignore, table.ignore_index) == ((9,), (255,), 3)
+    volume = Volume(
+        np.array([0, 1, 2, 4, 9, 255], np.int16).reshape(1, 1, 6), np.eye(4), (6, 1, 1), np.zeros((3, 2)), (1, 1, 1)
+    )
+    assert to_class_indices(volume, table).ravel().tolist() == [0, 1, 2, 2, 0, 3]
+    assert dict(chosen(classes={"x": 9}).classes)["x"] == (9,), "by value, too"
+    assert chosen() == BRAIN
+
+
+def test_regions_are_unions_of_classes():
+    table = chosen(regions={"whole": ("edema", "core", "enhancing"), "core": ("core", 4)}, ignore=("vessel",))
+    assert (table.targets, table.members, table.outputs) == (("whole", "core"), ((1, 2, 3), (2, 3)), 2)
+    assert table.values("core") == (2, 4)
+    assert BRAIN.outputs == 5, "four classes and the background"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ({"classes": {"x": "nothing"}}, "names the class 'nothing'.*it has edema"),
+        ({"classes": {"x": "core", "y": "core"}}, "value 2 is claimed twice"),
+        ({"classes": {"x": "core"}, "ignore": ("core",)}, "value 2 is claimed twice"),
+        ({"classes": {"edema": "core"}}, "also the name of a class"),
+        ({"background": ("edema", "core", "enhancing", "vessel")}, "leave no class"),
+        ({"regions": {"whole": ("edema", "core")}}, "leaves enhancing, vessel in no region"),
+        ({"regions": {"whole": "tumor"}}, "names 'tumor', which is no class"),
+        ({"regions": {"whole": ()}}, "names 'nothing'"),
+        ({"regions": {f"r{n}": ("edema", "core", "enhancing", "vessel") for n in range(17)}}, "at most 16"),
+    ],
+)
+def test_choices_that_cannot_be_meant(wanted, text):
+    with pytest.raises(DataError, match=text):
+        chosen(**wanted)
+
+
+def test_structures_that_share_values_become_classes_and_regions():
+    classes, regions = regions_of({"whole": (1, 2, 3), "core": (2, 3), "other": (7,)})
+    assert classes == {"whole only": (1,), "whole + core": (2, 3), "other only": (7,)}
+    assert regions == {"whole": ("whole only", "whole + core"), "core": ("whole + core",), "other": ("other only",)}
+    assert regions_of({"a": (1,), "b": (2, 3)}) == ({"a": (1,), "b": (2, 3)}, {})
+    kept = choose_labels(LabelTable(classes, regions=regions), **{**NONE, "background": (7,)})
+    assert kept.targets == ("whole", "core"), "a region whose values are dropped goes with them"

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from segspeed.data.preprocess import (
+    Grid,
     content_box,
     foreground_voxels,
     preprocess,
@@ -14,8 +15,8 @@ from segspeed.data.preprocess import (
     zscore_constants,
 )
 from segspeed.infer.export import to_native
-from segspeed.metric.overlap import dice_per_class
-from segspeed.types import Case, DataError
+from segspeed.metric.overlap import dice_per_target
+from segspeed.types import Case, DataError, LabelTable
 
 
 def test_content_box_by_hand():
@@ -91,14 +92,17 @@ def test_round_trip_to_another_spacing_keeps_dice(tmp_path_factory, write, spaci
     image = ndimage.gaussian_filter(label.astype(np.float32), 1) + 1
     case = Case("c", (write(folder / "i.nii", image, affine),), write(folder / "l.nii", label, affine))
     target = tuple(float(s * r) for s, r in zip(reversed(spacing), ratio, strict=True))
-    out = preprocess(case, {"a": (1,), "b": (2,)}, target, None)
+    out = preprocess(case, LabelTable({"a": (1,), "b": (2,)}), Grid(target))
     inside = out.native_label[tuple(slice(a, b) for a, b in out.geometry.crop)]
     shares = [resample_image((inside == k).astype(np.float32), out.geometry.target_shape, 0) for k in range(3)]
-    native = to_native(np.stack(shares), out.geometry)
+    native = to_native(np.stack(shares), out.geometry, LabelTable.numbered(2))
     assert native.shape == out.native_label.shape
-    assert min(dice_per_class(out.native_label, native, 2)) >= 0.98
-    hard = to_native(np.stack([(out.label == k).astype(np.float32) for k in range(3)]), out.geometry)
-    assert min(dice_per_class(out.native_label, hard, 2)) >= 0.93, "whole voxels of a coarser grid keep less"
+    assert min(dice_per_target(out.native_label, native, LabelTable.numbered(2))) >= 0.98
+    scores = np.stack([(out.label == k).astype(np.float32) for k in range(3)])
+    hard = to_native(scores, out.geometry, LabelTable.numbered(2))
+    assert min(dice_per_target(out.native_label, hard, LabelTable.numbered(2))) >= 0.93, (
+        "whole voxels of a coarser grid keep less"
+    )
 
 
 def ellipsoids(rng, shape, radii):
@@ -116,14 +120,15 @@ def test_same_spacing_is_exact(tmp_path, write):
     image[2:7, 3:8, 4:9] = 1
     label = (image > 0).astype(np.uint8)
     case = Case("c", (write(tmp_path / "i.nii", image),), write(tmp_path / "l.nii", label))
-    out = preprocess(case, {"a": (1,)}, (1.0, 1.0, 1.0), None)
+    out = preprocess(case, LabelTable({"a": (1,)}), Grid((1.0, 1.0, 1.0)))
     assert out.image.shape == (1, 5, 5, 5), "cropped to content"
     assert out.label.all()
-    native = to_native(np.stack([1 - out.label, out.label]).astype(np.float32), out.geometry)
+    scores = np.stack([1 - out.label, out.label]).astype(np.float32)
+    native = to_native(scores, out.geometry, LabelTable.numbered(1))
     np.testing.assert_array_equal(native, out.native_label)
 
 
 def test_a_bad_file_is_named_with_its_case(tmp_path, write):
     case = Case("c7", (write(tmp_path / "i.nii", np.zeros((4, 4, 4))),), tmp_path / "gone.nii")
     with pytest.raises(DataError, match=r"c7.*gone\.nii"):
-        preprocess(case, {"a": (1,)}, (1.0, 1.0, 1.0), None)
+        preprocess(case, LabelTable({"a": (1,)}), Grid((1.0, 1.0, 1.0)))

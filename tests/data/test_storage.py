@@ -3,15 +3,15 @@ import pytest
 
 from data_prep.msd import msd
 from segspeed.data.cache import CacheEntry, Storage, old_entries, resident, write_entry
-from segspeed.data.preprocess import preprocess
+from segspeed.data.preprocess import Grid, preprocess
 from segspeed.data.sampling import PatchSampler, read_patch
-from segspeed.types import DataError
+from segspeed.types import DataError, LabelTable
 
 
 @pytest.fixture
 def arrays(msd_folder):
     case = msd(str(msd_folder(cases=1))).cases[0]
-    return preprocess(case, {"bright": (1,), "dark": (3,)}, (1.0, 1.0, 1.0), None)
+    return preprocess(case, LabelTable({"bright": (1,), "dark": (3,)}), Grid((1.0, 1.0, 1.0)))
 
 
 def test_compressed_and_mapped_patches_are_the_same_to_the_bit(tmp_path, arrays):

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from data_prep.files import class_values
+from data_prep.files import label_table
 from data_prep.msd import msd
 from data_prep.nnunet import nnunet
 from data_prep.pairs import pairs
@@ -46,8 +46,10 @@ def test_a_folder_of_another_layout_says_what_to_do(tmp_path, msd_folder):
     path.write_text(
         json.dumps({"modality": {"0": "T1", "1": "T2"}, "labels": {"1": "a"}, "training": [{"image": "x.nii"}]})
     )
-    with pytest.raises(DataError, match="4D"):
-        msd(str(tmp_path / "empty"))
+    both = msd(str(tmp_path / "empty"))
+    assert both.channels == ("T1", "T2")
+    assert both.cases[0].stacked, "the Decathlon keeps modalities along the fourth axis of one file"
+    assert both.cases[0].images == (tmp_path / "empty/x.nii",) * 2
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,15 @@ def test_a_folder_of_another_layout_says_what_to_do(tmp_path, msd_folder):
     ],
 )
 def test_class_values(labels, expected):
-    assert class_values(labels, "x") == expected
+    assert label_table(labels, "x").classes == expected
+
+
+def test_ignored_values_and_regions_as_nnunet_writes_them():
+    table = label_table({"background": 0, "whole": [1, 2, 3], "core": [2, 3], "enhancing": 3, "ignore": 4}, "x")
+    assert table.ignore == (4,)
+    assert table.targets == ("whole", "core", "enhancing")
+    assert [table.values(t) for t in table.targets] == [(1, 2, 3), (2, 3), (3,)]
+    assert list(table.classes.values()) == [(1,), (2,), (3,)]
 
 
 @pytest.mark.parametrize(
@@ -70,14 +80,14 @@ def test_class_values(labels, expected):
         ({"0": "background"}, "no class"),
         ({"a": "b"}, "whole numbers"),
         ({"a": 1.5}, "whole numbers"),
-        ({"whole": [1, 2], "core": [2]}, "overlapping"),
         ({}, "mapping"),
-        ({"background": 0, "a": 1, "ignore": 2}, "ignore"),
+        ({"background": 0, "a": 1, "ignore": 1}, "to ignore and to a class"),
+        ({"background": 0, "ignore": 1}, "no class"),
     ],
 )
 def test_class_values_that_make_no_sense(labels, text):
     with pytest.raises(DataError, match=text):
-        class_values(labels, "x")
+        label_table(labels, "x")
 
 
 @pytest.fixture
@@ -237,11 +247,11 @@ def test_images_given_as_labels_are_refused(files, write, tmp_path):
 )
 def test_class_values_that_could_mean_something_else(labels, text):
     with pytest.raises(DataError, match=text):
-        class_values(labels, "x")
+        label_table(labels, "x")
 
 
 def test_a_class_may_be_called_like_a_number_word():
-    assert class_values({"0": "background", "1": "inf", "2": "nan"}, "x") == {"inf": (1,), "nan": (2,)}
+    assert label_table({"0": "background", "1": "inf", "2": "nan"}, "x").classes == {"inf": (1,), "nan": (2,)}
 
 
 @pytest.mark.parametrize("modality", ["CT", ["CT"], {"0": "CT"}])

@@ -8,13 +8,14 @@ from nibabel.orientations import axcodes2ornt, inv_ornt_aff, ornt_transform
 from scipy import ndimage
 
 from segspeed.data.geometry import read_volume
-from segspeed.data.preprocess import preprocess
+from segspeed.data.preprocess import Grid, preprocess
 from segspeed.infer import export
 from segspeed.infer.export import label_map, native_planes, save_label_map, to_native
-from segspeed.types import Case, Geometry
+from segspeed.types import Case, Geometry, LabelTable
 
 CODES = ["".join(c) for p in itertools.permutations(("LR", "PA", "IS")) for c in itertools.product(*p)]
-LABELS = {"organ": (117,), "lesion": (300,)}
+TABLE = LabelTable({"organ": (117,), "lesion": (300,)})
+LABELS = TABLE.classes
 
 
 def corner(shape=(6, 7, 8)):
@@ -41,9 +42,9 @@ def test_a_label_map_comes_back_voxel_for_voxel(tmp_path, write, codes):
     image = write(tmp_path / "i.nii.gz", np.random.default_rng(0).normal(size=label.shape).astype(np.float32), affine)
     case = Case("c", (image,), write(tmp_path / "l.nii.gz", label, affine))
     volume = read_volume(image)
-    out = preprocess(case, LABELS, volume.spacing, None)
+    out = preprocess(case, TABLE, Grid(volume.spacing))
     scores = np.stack([(out.label == k).astype(np.float32) for k in range(3)])
-    save_label_map(tmp_path / "out.nii.gz", to_native(scores, out.geometry), out.geometry, LABELS)
+    save_label_map(tmp_path / "out.nii.gz", to_native(scores, out.geometry, TABLE), out.geometry, LABELS)
     written = nib.load(tmp_path / "out.nii.gz")
     np.testing.assert_array_equal(np.asarray(written.dataobj), label)
     assert np.asarray(written.dataobj).dtype == np.uint16
@@ -57,7 +58,7 @@ def test_no_text_of_the_source_travels_along(tmp_path, write):
     image.header["aux_file"] = b"Doe"
     nib.save(image, tmp_path / "i.nii.gz")
     case = Case("c", (tmp_path / "i.nii.gz",), write(tmp_path / "l.nii.gz", np.ones((4, 4, 4), np.uint8)))
-    out = preprocess(case, {"a": (1,)}, (1.0, 1.0, 1.0), None)
+    out = preprocess(case, LabelTable({"a": (1,)}), Grid((1.0, 1.0, 1.0)))
     save_label_map(tmp_path / "out.nii", out.native_label, out.geometry, {"a": (1,)})
     assert b"Doe" not in (tmp_path / "out.nii").read_bytes()
 
@@ -70,7 +71,7 @@ def test_a_shear_that_no_quaternion_holds_leaves_the_qform_out(tmp_path, write):
         (write(tmp_path / "i.nii", corner().astype(np.float32), affine),),
         write(tmp_path / "l.nii", corner(), affine),
     )
-    out = preprocess(case, LABELS, read_volume(case.images[0]).spacing, None)
+    out = preprocess(case, TABLE, Grid(read_volume(case.images[0]).spacing))
     save_label_map(tmp_path / "o.nii", out.native_label, out.geometry, LABELS)
     written = nib.load(tmp_path / "o.nii")
     assert written.header["qform_code"] == 0
@@ -103,5 +104,5 @@ def test_planes_come_back_as_scipys_zoom_brings_the_whole(native, axis, monkeypa
     for first, part in native_planes(dealt(), geometry, axis):
         np.moveaxis(found, axis + 1, 0)[first : first + len(part)] = part.numpy()
     np.testing.assert_allclose(found, whole, atol=1e-4)
-    again = label_map(native_planes(dealt(), geometry, axis), geometry, 2, axis)
+    again = label_map(native_planes(dealt(), geometry, axis), geometry, LabelTable.numbered(2), axis)
     assert (again == whole.argmax(0)).mean() > 0.999

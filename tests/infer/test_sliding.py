@@ -6,12 +6,13 @@ from torch import nn
 
 from segspeed.infer.sliding import Window, finished_planes, forward_of, predict_logits
 from segspeed.speed.precision import Precision
+from segspeed.types import LabelTable
 
 FP32 = Precision("fp32", torch.device("cpu"))
 
 
 def logits(model, image, window, **mirroring):
-    return predict_logits(forward_of(model.eval(), FP32, **mirroring), image, window)
+    return predict_logits(forward_of(model.eval(), FP32, LabelTable.numbered(2), **mirroring), image, window)
 
 
 class Pointwise(nn.Module):
@@ -84,7 +85,7 @@ def test_the_same_scores_as_monais_inferer(shape, overlap, axis):
         )[0]
     found = torch.full_like(expected, float("nan"))
     reached = 0
-    for first, scores in finished_planes(forward_of(net, FP32), volume, window, axis):
+    for first, scores in finished_planes(forward_of(net, FP32, LabelTable.numbered(2)), volume, window, axis):
         assert first == reached, "planes come in order, each once"
         reached += scores.shape[axis + 1]
         found.narrow(axis + 1, first, scores.shape[axis + 1]).copy_(scores)
@@ -110,6 +111,9 @@ def test_windows_of_one_value_are_seen_by_the_network_once():
 
 def test_what_is_held_is_as_deep_as_one_window():
     volume = torch.randn(1, 64, 8, 8)
-    depths = [s.shape[1] for _, s in finished_planes(forward_of(Pointwise(), FP32), volume, Window((8, 8, 8)))]
+    depths = [
+        s.shape[1]
+        for _, s in finished_planes(forward_of(Pointwise(), FP32, LabelTable.numbered(2)), volume, Window((8, 8, 8)))
+    ]
     assert max(depths) <= 8
     assert sum(depths) == 64

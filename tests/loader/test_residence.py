@@ -5,7 +5,7 @@ import torch
 
 from data_prep.msd import msd
 from segspeed.data.cache import CacheEntry, write_entry
-from segspeed.data.preprocess import preprocess
+from segspeed.data.preprocess import Grid, preprocess
 from segspeed.data.sampling import PatchSampler
 from segspeed.loader.residence import DeviceLoader, choose_residence, volume_bytes
 from segspeed.loader.torch_loader import TorchLoader
@@ -18,7 +18,7 @@ def entries(msd_folder, tmp_path):
     cohort = msd(str(msd_folder(cases=3)))
     found = []
     for case in cohort.cases:
-        write_entry(tmp_path / "cache" / case.id, case.id, preprocess(case, cohort.labels, (1.0, 1.0, 1.0), None))
+        write_entry(tmp_path / "cache" / case.id, case.id, preprocess(case, cohort.table, Grid((1.0, 1.0, 1.0))))
         found.append(CacheEntry(tmp_path / "cache" / case.id))
     return found
 

@@ -11,9 +11,10 @@ from monai.metrics import DiceMetric
 from monai.networks.utils import one_hot
 
 from segspeed.metric.lesions import Detection
-from segspeed.metric.overlap import dice_per_class
+from segspeed.metric.overlap import dice_per_target
 from segspeed.metric.scores import score_case, to_plain
 from segspeed.metric.surface import hausdorff, mean_surface_distance, normalised_surface_dice, surface_distances
+from segspeed.types import LabelTable
 
 MAPS = hnp.arrays(np.uint8, (4, 5, 6), elements=st.integers(0, 3))
 
@@ -113,7 +114,7 @@ def test_plain_is_json():
 def test_dice_is_monais_and_the_houses(prediction, reference):
     scores = score_case(prediction, reference, [1, 2, 3], (1, 2, 3))
     dice = [scores[c].dice for c in (1, 2, 3)]
-    assert dice == dice_per_class(reference, prediction, 3)
+    assert dice == dice_per_target(reference, prediction, LabelTable.numbered(3))
     as_onehot = lambda a: one_hot(torch.from_numpy(a.astype(np.int64))[None, None], 4)  # noqa: E731
     metric = DiceMetric(include_background=False, ignore_empty=False)
     monais = metric(as_onehot(prediction), as_onehot(reference))[0].tolist()

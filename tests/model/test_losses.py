@@ -1,10 +1,11 @@
 import math
 
+import monai.losses
 import pytest
 import torch
 from monai.losses import DiceCELoss as MonaiDiceCE
 
-from segspeed.model.losses import DiceCELoss, deep_supervision, halving_weights, subsample
+from segspeed.model.losses import DiceCELoss, RegionTargets, deep_supervision, halving_weights, subsample
 
 
 def test_perfect_and_hopeless_predictions_by_hand():
@@ -59,3 +60,52 @@ def test_deep_supervision_weighs_heads_at_their_own_size():
 def test_head_that_does_not_divide_the_patch_is_refused():
     with pytest.raises(ValueError, match="does not divide"):
         subsample(torch.zeros(1, 8, 8, 8), (3, 4, 4))
+
+
+REGIONS = ((1, 2), (2,))
+
+
+def test_regions_are_sigmoid_channels_as_monai_has_them():
+    label = torch.randint(0, 3, (2, 6, 5, 4))
+    logits = torch.randn(2, 2, 6, 5, 4)
+    target = torch.stack([label > 0, label == 2], 1).float()
+    dice = monai.losses.DiceLoss(sigmoid=True, smooth_nr=1e-5, smooth_dr=1e-5)(logits, target)
+    bce = torch.nn.functional.binary_cross_entropy_with_logits(logits, target)
+    assert DiceCELoss(regions=REGIONS)(logits, label).item() == pytest.approx((dice + bce).item(), rel=1e-5)
+    assert RegionTargets(monai.losses.DiceLoss(sigmoid=True), REGIONS)(logits, label).item() == pytest.approx(
+        dice.item(), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("regions", [(), REGIONS])
+def test_ignored_voxels_have_no_say(regions):
+    torch.manual_seed(0)
+    label = torch.randint(0, 3, (2, 6, 5, 4))
+    logits = torch.randn(2, 2 if regions else 3, 6, 5, 4, requires_grad=True)
+    loss = DiceCELoss(regions=regions, ignore_index=3)
+    assert loss(logits, label).item() == pytest.approx(DiceCELoss(regions=regions)(logits, label).item(), rel=1e-6)
+    label[:, :, :, 2:] = 3
+    value = loss(logits, label)
+    value.backward()
+    assert logits.grad[..., 2:].abs().max() == 0
+    assert logits.grad[..., :2].abs().min() > 0
+    kept = DiceCELoss(regions=regions)(logits[..., :2], label[..., :2])
+    assert value.item() == pytest.approx(kept.item(), rel=1e-6), "as if the rest were not there"
+
+
+def test_a_sample_of_nothing_but_ignored_voxels_costs_nothing():
+    label = torch.full((1, 4, 4, 4), 3)
+    logits = torch.randn(1, 3, 4, 4, 4, requires_grad=True)
+    loss = DiceCELoss(ignore_index=3)(logits, label)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.0, abs=1e-6)
+    assert logits.grad.abs().max() == 0
+
+
+@pytest.mark.parametrize("regions", [(), REGIONS])
+def test_accumulated_samples_with_ignored_voxels_equal_the_batch(regions):
+    label = torch.randint(0, 4, (3, 6, 5, 4))
+    logits = torch.randn(3, 2 if regions else 3, 6, 5, 4)
+    loss = DiceCELoss(regions=regions, ignore_index=3)
+    single = sum(loss(logits[n : n + 1], label[n : n + 1]) for n in range(3)) / 3
+    assert loss(logits, label).item() == pytest.approx(single.item(), rel=1e-5)

@@ -11,6 +11,7 @@ from segspeed.scoring.output import write_scores
 from segspeed.scoring.pairs import ScorePair
 from segspeed.scoring.score import score_pair
 from segspeed.scoring.summary import summarise_scores
+from segspeed.types import LabelTable
 
 BROWSER = next((b for b in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if b), None)
 QUIET = (
@@ -28,7 +29,7 @@ def test_the_report_opens_and_shows_no_identity(tmp_path, write):
         label = write(tmp_path / f"l{n}.nii.gz", reference)
         shifted = write(tmp_path / f"p{n}.nii.gz", np.roll(reference, n, axis=0))
         pair = ScorePair(f"case{n}", shifted, label, patient=f"Mustermann {n}", site="north")
-        cases.append(score_pair(pair, {"organ": (1,)}, (1.0,), False, 0.1))
+        cases.append(score_pair(pair, LabelTable({"organ": (1,)}), (1.0,), False, 0.1))
     overlay = make_overlay("worst", "case2", 0.6, np.random.default_rng(0).normal(size=reference.shape), reference,
                            np.roll(reference, 2, axis=0), (1.0, 1.0, 1.0))  # fmt: skip
     page = write_scores(

@@ -6,7 +6,7 @@ import pytest
 
 from segspeed.scoring.pairs import ScorePair, find_pairs
 from segspeed.scoring.score import classes_of, score_pairs
-from segspeed.types import DataError, SettingError
+from segspeed.types import DataError, LabelTable, SettingError
 
 SPACING = np.diag([2.0, 1.0, 0.5, 1.0])
 
@@ -32,7 +32,7 @@ def pair(write, tmp_path):
 
 
 def score(pair, classes=None, **settings):
-    (case,) = score_pairs([pair], classes or {"one": (1,)}, **settings)
+    (case,) = score_pairs([pair], LabelTable(classes or {"one": (1,)}), **settings)
     return case
 
 
@@ -98,7 +98,7 @@ def test_each_problem_is_told_and_the_others_go_on(pair, write, tmp_path):
     whole = gzip.decompress(pairs[6].prediction.read_bytes())
     pairs[6].prediction.write_bytes(gzip.compress(whole[: len(whole) // 2]))
     pairs[7].reference.unlink()
-    found = {case.id: case for case in score_pairs(pairs, {"one": (1,)})}
+    found = {case.id: case for case in score_pairs(pairs, LabelTable({"one": (1,)}))}
     assert set(found) == {p.id for p in pairs}
     assert found["good"].scores["one"].dice == 1.0
     wanted = {
@@ -122,7 +122,8 @@ def test_parallel_is_serial(pair):
     pairs = [pair(cube(rng.integers(1, 8, 3)), cube((4, 4, 4)), f"c{n}") for n in range(5)]
     pairs.append(pair(cube((1, 1, 1), 4), cube((1, 1, 1)), "odd"))
     serial, parallel = (
-        sorted(score_pairs(pairs, {"one": (1,)}, lesions=True, workers=w), key=lambda c: c.id) for w in (1, 2)
+        sorted(score_pairs(pairs, LabelTable({"one": (1,)}), lesions=True, workers=w), key=lambda c: c.id)
+        for w in (1, 2)
     )
     assert serial == parallel
 
@@ -130,16 +131,16 @@ def test_parallel_is_serial(pair):
 def test_what_cannot_be_meant_is_refused_before_any_file_is_read(tmp_path):
     p = ScorePair("x", tmp_path / "none", tmp_path / "none")
     with pytest.raises(DataError) as caught:
-        score_pairs([p, p], {"a": (1,), "b": (1, 0), "c": ()})
+        score_pairs([p, p], LabelTable({"a": (1,), "b": (1, 0), "c": ()}))
     for text in ("given twice: x", "value 1 is given to two", "'c' has no value", "0 is the background"):
         assert text in str(caught.value)
     with pytest.raises(DataError, match="no case(.|\n)*no class"):
-        score_pairs([], {})
+        score_pairs([], LabelTable({}))
     for bad in ((-1.0,), (float("nan"),)):
         with pytest.raises(SettingError, match="0 mm or more"):
-            score_pairs([p], {"a": (1,)}, tolerances=bad)
+            score_pairs([p], LabelTable({"a": (1,)}), tolerances=bad)
     with pytest.raises(SettingError, match="given twice: 1, 1"):
-        score_pairs([p], {"a": (1,)}, tolerances=(1.0, 1.0))
+        score_pairs([p], LabelTable({"a": (1,)}), tolerances=(1.0, 1.0))
 
 
 def test_classes_of_labels_that_nobody_named(write, tmp_path):
@@ -161,6 +162,6 @@ def test_real_labels_against_themselves(real_data):
     labels = real_data / "hippocampus" / "labelsTr"
     pairs = find_pairs(labels, labels)[:3]
     classes = {"anterior": (1,), "posterior": (2,)}
-    for case in score_pairs(pairs, classes):
+    for case in score_pairs(pairs, LabelTable(classes)):
         assert {s.dice for s in case.scores.values()} == {1.0}
         assert {s.hd95_mm for s in case.scores.values()} == {0.0}

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from segspeed.data.geometry import VolumeError, read_volume
 from segspeed.data.labels import regions_of
 from segspeed.data.split import read_splits
-from segspeed.types import DataError, LabelTable, Split
+from segspeed.types import Case, DataError, LabelTable, Split
 
+MAX_GUESSED_CLASSES = 200  # more distinct values than this are no label map
 SPLIT_FILES = ("splits.json", "splits_final.json")
 
 
@@ -77,10 +81,6 @@ def label_table(labels: Any, whence: str) -> LabelTable:
     return LabelTable(classes, ignore=ignore, regions=regions)
 
 
-def class_values(labels: Any, whence: str) -> dict[str, tuple[int, ...]]:
-    return dict(label_table(labels, whence).classes)
-
-
 def table_fields(table: LabelTable) -> dict[str, Any]:
     """The arguments of a `Cohort` that say the same as ``table``."""
     return {
@@ -89,6 +89,29 @@ def table_fields(table: LabelTable) -> dict[str, Any]:
         "ignore": table.ignore,
         "regions": table.regions,
     }
+
+
+def found_classes(cases: Sequence[Case]) -> LabelTable:
+    """Every whole number found in the labels as a class of its own. Unreadable labels are left to the check."""
+    values: set[int] = set()
+    for case in cases:
+        if case.label is None:
+            continue
+        try:
+            volume = read_volume(case.label, scaled=False)
+        except VolumeError:
+            continue  # the check of the cases reads it again and reports it with its reason
+        finite = volume.array[np.isfinite(volume.array)]
+        values |= {int(v) for v in np.unique(np.rint(finite))[: MAX_GUESSED_CLASSES + 1]}
+        if len(values) > MAX_GUESSED_CLASSES:
+            raise DataError(
+                f"{case.label.name} and others hold more than {MAX_GUESSED_CLASSES} different values, so they are no "
+                "label maps (images taken for labels?); otherwise give data.class_names"
+            )
+    values.discard(0)
+    if not values:
+        raise DataError("no label holds any value but 0, so there is no class to learn (data.class_names)")
+    return LabelTable({f"class_{v}": (v,) for v in sorted(values)})
 
 
 def _integers(value: Any) -> tuple[int, ...] | None:

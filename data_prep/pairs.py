@@ -10,15 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from data_prep.files import dataset_root, label_table, own_splits, some, table_fields
+from data_prep.files import dataset_root, found_classes, label_table, own_splits, some, table_fields
 from segspeed.data.files import is_volume, stem
-from segspeed.data.geometry import VolumeError, read_volume
-from segspeed.types import Case, Cohort, DataError, LabelTable
+from segspeed.types import Case, Cohort, DataError
 
 COLUMNS = ("id", "image", "label", "patient", "site")
-MAX_GUESSED_CLASSES = 200  # more distinct values than this are no label map
 
 
 def pairs(
@@ -34,7 +30,8 @@ def pairs(
     ``root``, else at the CSV's folder, else where the command runs.
 
     ``class_names`` maps names to values ({liver: 1, tumour: [2, 3]}; names that share values are regions); without it
-    every value found in the labels becomes a class. ``channels`` names the image files of a case; a channel called CT is normalised as CT.
+    every value found in the labels becomes a class. ``channels`` names the image files of a case; a channel called CT is
+    normalised as CT.
     Raises DataError with every row or file that cannot be used.
     """
     base = dataset_root(root) if root is not None else None
@@ -60,7 +57,9 @@ def pairs(
     return Cohort(
         name=name,
         cases=cases,
-        **table_fields(label_table(class_names, "data.class_names") if class_names is not None else _guess(cases)),
+        **table_fields(
+            label_table(class_names, "data.class_names") if class_names is not None else found_classes(cases)
+        ),
         channels=tuple(channels) if channels is not None else tuple(f"image_{i}" for i in range(width)),
         splits=own_splits(folder),
     )
@@ -178,26 +177,3 @@ def _from_globs(base: Path, images: str, labels: str) -> tuple[Case, ...]:
             "Or list the pairs in a CSV (data.csv)"
         )
     return tuple(Case(key, (image_of[key],), label_of[key]) for key in image_of)
-
-
-def _guess(cases: Sequence[Case]) -> LabelTable:
-    """Every whole number found in the labels as a class of its own. Unreadable labels are left to the check."""
-    values: set[int] = set()
-    for case in cases:
-        if case.label is None:
-            continue
-        try:
-            volume = read_volume(case.label, scaled=False)
-        except VolumeError:
-            continue  # the check of the cases reads it again and reports it with its reason
-        finite = volume.array[np.isfinite(volume.array)]
-        values |= {int(v) for v in np.unique(np.rint(finite))[: MAX_GUESSED_CLASSES + 1]}
-        if len(values) > MAX_GUESSED_CLASSES:
-            raise DataError(
-                f"{case.label.name} and others hold more than {MAX_GUESSED_CLASSES} different values, so they are no "
-                "label maps (images taken for labels?); otherwise give data.class_names"
-            )
-    values.discard(0)
-    if not values:
-        raise DataError("no label holds any value but 0, so there is no class to learn (data.class_names)")
-    return LabelTable({f"class_{v}": (v,) for v in sorted(values)})

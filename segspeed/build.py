@@ -75,7 +75,11 @@ def cohort_from(data: DataConfig) -> Cohort:
     if not kept:
         raise DataError(f"the cohort {cohort.name} has no cases left")
     table = choose_labels(
-        cohort.table, classes=data.classes, background=data.background, ignore=data.ignore, regions=data.regions
+        cohort.table,
+        classes=data.classes or {},
+        background=data.background,
+        ignore=data.ignore,
+        regions=data.regions or {},
     )
     chosen = dataclasses.replace(
         cohort, name=data.name or cohort.name, cases=kept, labels=table.classes, background=table.background,
@@ -173,7 +177,8 @@ def network_from(cfg: Config, plan: Plan, cohort: Cohort, precision: Precision) 
     model = model.to(precision.device)
     if channels_last(cfg, precision.name):
         model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-    apply_checkpointing(model, cfg.memory.checkpointing)
+    choice = cfg.memory.checkpointing
+    apply_checkpointing(model, plan.checkpointing if choice == "auto" else choice)
     if cfg.compile:
         model.compile()
     return model
@@ -191,12 +196,13 @@ def loss_from(cfg: Config, labels: LabelTable) -> Callable[[torch.Tensor, torch.
     if not callable(loss):
         raise SettingError(f"{cfg.loss.target} returned {type(loss).__name__}; a loss is called with (logits, label)")
     known = getattr(loss, "__dict__", {})
-    if labels.ignore and "ignore_index" not in known:
+    as_binary = bool(labels.regions) and "regions" not in known
+    if labels.ignore and (as_binary or "ignore_index" not in known):
         raise SettingError(
-            f"data.ignore is set, but {cfg.loss.target} takes no ignore_index; use loss=dice_ce, or name these voxels in "
-            "data.background"
+            f"data.ignore is set, but {cfg.loss.target} cannot ignore voxels{' of regions' * as_binary}; use loss=dice_ce, or name "
+            "these voxels in data.background"
         )
-    return RegionTargets(loss, labels.members) if labels.regions and "regions" not in known else loss
+    return RegionTargets(loss, labels.members) if as_binary else loss
 
 
 def learner_from(cfg: Config, model: nn.Module, precision: Precision, labels: LabelTable) -> Learner:

@@ -22,7 +22,7 @@ def as_scores(shares: Tensor, labels: LabelTable) -> Tensor:
 
 
 def class_indices(scores: Tensor, labels: LabelTable) -> Tensor:
-    """Logits ``(n, K, A, B)`` to class indices ``(n, A, B)``.
+    """Logits ``(n, K, ...)`` to class indices ``(n, ...)``.
 
     A region is there where its logit is over 0. Voxels in the regions of a class, and in no others, are of that class. For
     other combinations (a core outside its tumour) the last region in order that is there decides, as in nnU-Net: it gives
@@ -31,7 +31,7 @@ def class_indices(scores: Tensor, labels: LabelTable) -> Tensor:
     if not labels.regions:
         return scores.max(1).indices  # argmax over a leading axis is ten times slower on CPUs
     there = (scores > 0).long()
-    weight = (2 ** torch.arange(scores.shape[1], device=scores.device)).view(1, -1, 1, 1)
+    weight = (2 ** torch.arange(scores.shape[1], device=scores.device)).view(-1, *[1] * (scores.ndim - 2))
     return _class_of_combination(labels.members, len(labels.classes)).to(scores.device)[(there * weight).sum(1)]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from data_prep.msd import msd
 from segspeed.data.geometry import read_volume
-from segspeed.data.inspect import Rules, cohort_problems, inspect_case, inspect_cases
+from segspeed.data.inspect import Rules, cohort_problems, inspect_case, inspect_cases, picture_path
 from segspeed.types import Case, Cohort, LabelTable
 
 LABELS = LabelTable({"bright": (1,), "dark": (3,)})
@@ -222,3 +222,76 @@ def test_real_files_get_their_verdict(real_data):
     assert lps.array.min() < 0
     assert len(names) == 41
     assert all(facts.class_voxels.values())
+
+
+def found(case, channels=("CT",), **rules):
+    return {p.kind: p for p in inspect_case(case, Rules(LABELS, channels, **rules)).problems}
+
+
+def test_values_that_are_no_hounsfield_units_are_told(case, write):
+    good = case()
+    tissue = np.random.default_rng(0).normal(1000, 50, (8, 9, 10)).astype(np.float32)  # rescale intercept forgotten
+    write(good.images[0], tissue)
+    assert found(good)["not-hu"].severity == "warning"
+    assert "not-hu" not in found(good, ("MRI",))
+    tissue[:3], tissue[0, 0, 0] = -1000, -2000
+    write(good.images[0], tissue)
+    assert "1 voxels below -1024" in found(good)["below-air"].message
+    assert "not-hu" not in found(good)
+
+
+def test_the_lowest_int16_is_told_as_padding_where_it_disturbs(case, write):
+    good = case()
+    image = np.random.default_rng(0).integers(0, 500, (8, 9, 10)).astype(np.int16)
+    image[0] = -32768
+    write(good.images[0], image)
+    assert "90 voxels are -32768" in found(good, ("MRI",))["padding"].message
+    facts = inspect_case(good, Rules(LABELS, ("MRI",)))
+    assert facts.crop_shape == (10, 9, 7), "(D, H, W): padding is no content"
+
+
+def test_a_label_on_another_grid_is_resampled_only_when_asked(case):
+    plain = inspect_case(case(), Rules(LABELS))
+    moved = case(label_affine=shifted(2.0))
+    assert found(moved)["affine-mismatch"].severity == "error"
+    assert "data.resample_labels" in found(moved)["affine-mismatch"].message
+    taken = inspect_case(moved, Rules(LABELS, resample_labels=True))
+    assert [p.kind for p in taken.problems] == ["resampled-label"]
+    assert 0 < sum(taken.class_voxels.values()) <= sum(plain.class_voxels.values())
+
+
+def test_shear_is_an_error_whose_case_is_read_all_the_same(case, write):
+    good = case()
+    affine = np.eye(4)
+    affine[0, 2] = 0.1
+    for path in (good.images[0], good.label):
+        write(path, np.asarray(nib.load(path).dataobj), affine)
+    facts = inspect_case(good, Rules(LABELS))
+    assert [(p.severity, p.kind) for p in facts.problems] == [("error", "shear")]
+    assert facts.shape == (10, 9, 8), "data.accept=[shear] lets it in, so its facts are needed"
+
+
+def test_the_same_voxels_under_another_header_are_a_copy(msd_folder, write):
+    folder = msd_folder(cases=3)
+    source = nib.load(folder / "imagesTr/b_00.nii.gz")
+    write(folder / "imagesTr/b_02.nii.gz", np.asarray(source.dataobj).astype(np.float64), source.affine)
+    cohort = msd(str(folder))
+    facts = [inspect_case(c, Rules(cohort.table)) for c in cohort.cases]
+    assert facts[0].digest != facts[2].digest
+    assert ("b_02", "duplicate") in [(p.case, p.kind) for p in cohort_problems(cohort, facts)]
+
+
+def test_ignored_voxels_are_no_foreground(case):
+    facts = inspect_case(case(), Rules(LabelTable({"bright": (1,)}, ignore=(3,))))
+    whole = inspect_case(case(), Rules(LABELS))
+    assert facts.class_voxels == {"bright": whole.class_voxels["bright"]}
+    assert len(facts.foreground[0]) == facts.class_voxels["bright"]
+
+
+def test_pictures_are_made_while_reading(case, tmp_path):
+    good = case()
+    facts = inspect_case(good, Rules(LABELS, pictures=tmp_path / "p"))
+    assert picture_path(tmp_path / "p", facts.digest).read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "file").write_text("")
+    facts = inspect_case(good, Rules(LABELS, pictures=tmp_path / "file"))
+    assert [p.kind for p in facts.problems] == ["no-picture"], "a picture that cannot be written fails no case"

@@ -4,11 +4,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
+from segspeed.data.geometry import read_volume
+from segspeed.data.labels import to_class_indices
 from segspeed.data.preprocess import (
     Grid,
     content_box,
     foreground_voxels,
+    is_ct,
+    label_on_grid,
     preprocess,
+    preprocess_image,
     resample_image,
     resample_label,
     target_shape,
@@ -132,3 +137,65 @@ def test_a_bad_file_is_named_with_its_case(tmp_path, write):
     case = Case("c7", (write(tmp_path / "i.nii", np.zeros((4, 4, 4))),), tmp_path / "gone.nii")
     with pytest.raises(DataError, match=r"c7.*gone\.nii"):
         preprocess(case, LabelTable({"a": (1,)}), Grid((1.0, 1.0, 1.0)))
+
+
+def test_ct_is_kept_from_ringing_at_its_padding(tmp_path, write):
+    """Beside a padding of -32768 a spline overshoots by thousands of HU; what is kept stays near tissue and air."""
+    image = np.full((16, 16, 16), 40, np.int16)
+    image[:8] = -32768
+    image[0, 0, 0] = 41
+    label = np.zeros(image.shape, np.uint8)
+    label[8:] = 1
+    case = Case("c", (write(tmp_path / "i.nii", image),), write(tmp_path / "l.nii", label))
+    table = LabelTable({"a": (1,)})
+    plain = preprocess(case, table, Grid((0.7, 0.7, 0.7), ct=(False,))).image
+    clean = preprocess(case, table, Grid((0.7, 0.7, 0.7), ct=(True,))).image
+    assert plain.max() > 1000
+    assert -1200 < clean.min() < -900
+    assert clean.max() < 400
+    assert np.array_equal(preprocess_image(case, Grid((0.7, 0.7, 0.7), ct=(True,))).image, clean), "as at prediction"
+
+
+@pytest.mark.parametrize(
+    ("name", "ct"), [("CT", True), ("ct portal", True), ("CTA", False), ("T1", False), ("", False)]
+)
+def test_channels_that_are_ct(name, ct):
+    assert is_ct(name) is ct
+
+
+def test_a_label_on_a_coarser_turned_grid_comes_back_to_its_image(tmp_path, write):
+    """A box of 8 x 8 x 8 mm in an LPS label of 2 mm, laid on a RAS image of 1 mm: each voxel by hand."""
+    image = read_volume(write(tmp_path / "i.nii", np.zeros((20, 20, 20), np.float32)))
+    label = np.zeros((10, 10, 10), np.uint8)
+    label[2:6, 3:7, 4:8] = 1  # along i and j the axis runs down from 19
+    affine = np.diag([-2, -2, 2, 1.0])
+    affine[:3, 3] = (18.5, 18.5, 0.5)
+    volume = read_volume(write(tmp_path / "l.nii", label, affine), scaled=False)
+    placed = label_on_grid(to_class_indices(volume, LabelTable.numbered(1)), volume, image)
+    expected = np.zeros((20, 20, 20), np.uint8)  # (D, H, W) = (z, y, x)
+    expected[8:16, 6:14, 8:16] = 1
+    expected[np.ix_((8, 15), (6, 13), (8, 15))] = 0  # a corner has 0.75 cubed of the box: less than half
+    np.testing.assert_array_equal(placed, expected)
+
+
+def test_a_label_off_its_grid_is_placed_when_preprocessing_is_told_to(tmp_path, write):
+    image, label = np.random.default_rng(0).normal(size=(12, 12, 12)), np.zeros((12, 12, 12), np.uint8)
+    label[4:8, 4:8, 4:8] = 1
+    affine = np.eye(4)
+    affine[0, 3] = 2.0
+    case = Case("c", (write(tmp_path / "i.nii", image),), write(tmp_path / "l.nii", label, affine))
+    table = LabelTable.numbered(1)
+    as_is = preprocess(case, table, Grid((1.0, 1.0, 1.0)))
+    moved = preprocess(case, table, Grid((1.0, 1.0, 1.0)), resample_over_mm=0.1)
+    np.testing.assert_array_equal(moved.native_label, np.roll(as_is.native_label, 2, axis=2))
+    within = preprocess(case, table, Grid((1.0, 1.0, 1.0)), resample_over_mm=5.0)
+    np.testing.assert_array_equal(within.native_label, as_is.native_label)
+
+
+def test_ignored_voxels_are_never_a_patch_centre(tmp_path, write):
+    label = np.zeros((6, 6, 6), np.uint8)
+    label[:3], label[3, 3, 3] = 7, 1
+    case = Case("c", (write(tmp_path / "i.nii", np.ones((6, 6, 6))),), write(tmp_path / "l.nii", label))
+    out = preprocess(case, LabelTable({"a": (1,)}, ignore=(7,)), Grid((1.0, 1.0, 1.0)))
+    assert list(out.foreground) == [1]
+    assert (out.label == 2).sum() == 3 * 36

@@ -117,7 +117,7 @@ def test_help_lists_groups_and_examples_without_torch(tmp_path):
     assert done.returncode == 0
     for text in (
         "augment: light, nnunet, none",
-        "data: msd, nnunet, pairs, phantoms",
+        "data: bids, cohort, dicom, msd, nnunet, pairs, phantoms",
         "data=msd data.root=FOLDER",
         "Train a network",
     ):

@@ -8,8 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from data_prep.bids_names import BidsFile, parse, same
-from data_prep.files import label_table, some
-from data_prep.pairs import MAX_GUESSED_CLASSES
+from data_prep.files import MAX_GUESSED_CLASSES, label_table, some
 from segspeed.types import DataError, LabelTable
 
 

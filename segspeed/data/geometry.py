@@ -18,7 +18,7 @@ from nibabel.filebasedimages import ImageFileError
 from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
 from nibabel.spatialimages import HeaderDataError
 
-from segspeed.types import Case, DataError, Geometry, Shape3, Triple
+from segspeed.types import Case, DataError, Geometry, Shape3, Triple, first_line
 
 _RAS = axcodes2ornt(("R", "A", "S"))
 SHEAR = 0.01  # largest cosine between two axes that counts as a right angle (half a degree)
@@ -198,7 +198,7 @@ def _why(path: Path, error: BaseException) -> str:
         with open(path, "rb") as file:
             if file.read(2) != b"\x1f\x8b":
                 return "named .gz but not a gzip file: rename it to .nii or compress it"
-    text = str(error).splitlines()[0][:150] if str(error) else type(error).__name__
+    text = first_line(error, 400).replace(str(path), path.name)[:150]  # a folder may be named after a patient
     return f"cannot be read, the file is damaged or cut short ({text}); copy it again from its source"
 
 

@@ -99,7 +99,7 @@ def inspect_case(case: Case, rules: Rules) -> CaseFacts:
     if rules.pictures is not None:
         try:
             save_thumbnail(picture_path(rules.pictures, digest), first.array, label, first.spacing)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             report(None, "no-picture", f"its picture cannot be written: {error}")
     return CaseFacts(
         id=case.id,

@@ -27,12 +27,12 @@ def save_thumbnail(path: Path, image: np.ndarray, label: np.ndarray | None, spac
     from PIL import Image
 
     picture = draw(image, label, spacing)
-    made = Image.fromarray(picture, mode="P")
-    made.putpalette(_palette())
+    made = Image.fromarray(picture)
+    made.putpalette(_palette())  # makes indices of what were shades
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        made.save(temporary, format="PNG", optimize=True)
+        made.save(temporary, format="PNG")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -55,9 +55,9 @@ def draw(image: np.ndarray, label: np.ndarray | None, spacing: Triple) -> np.nda
     sizes = panel_sizes(image.shape, spacing)
     left = (WIDTH - sum(w for _, w in sizes) - 2 * GAP) // 2
     for axis, (cut, (height, width)) in enumerate(zip(cuts, sizes, strict=True)):
-        plane = _shades(np.take(image, cut, axis=axis), low, high, height, width)
+        plane = _shades(_plane(image, axis, cut), low, high, height, width)
         if label is not None:
-            classes = _fit_label(np.take(label, cut, axis=axis), height, width)
+            classes = _fit_label(_plane(label, axis, cut), height, width)
             edge = outline(classes)
             plane[edge] = GREYS + (classes[edge] - 1) % len(COLOURS)
         top = (HEIGHT - height) // 2
@@ -131,12 +131,16 @@ def outline(classes: np.ndarray) -> np.ndarray:
     return differs & (middle > 0)
 
 
+def _plane(array: np.ndarray, axis: int, cut: int) -> np.ndarray:
+    return np.moveaxis(array, axis, 0)[cut]  # a view, whatever the array's layout
+
+
 def _shades(plane: np.ndarray, low: float, high: float, height: int, width: int) -> np.ndarray:
     """A slice as shades below GREYS, resized to (height, width)."""
     from PIL import Image
 
     thin = plane[:: max(1, plane.shape[0] // (4 * height)), :: max(1, plane.shape[1] // (4 * width))]
-    scaled = np.nan_to_num((thin.astype(np.float32) - low) / (high - low), nan=0.0, posinf=1.0, neginf=0.0)
+    scaled = np.nan_to_num((thin.astype(np.float64) - low) / (high - low), nan=0.0, posinf=1.0, neginf=0.0)
     bytes_ = Image.fromarray((scaled.clip(0, 1) * 255).astype(np.uint8))
     smaller = height < thin.shape[0] or width < thin.shape[1]
     resized = bytes_.resize((width, height), Image.Resampling.BOX if smaller else Image.Resampling.BILINEAR)

@@ -39,7 +39,9 @@ def test_train_check_and_prepare_a_folder(msd_folder, tmp_path):
     checked = run("data_prep.check", *data, "data.folds=2", cwd=tmp_path)
     assert checked.returncode == 0, checked.stderr
     assert "0 errors" in checked.stdout
-    assert json.loads((tmp_path / "outputs/balls/check.json").read_text())["problems"] == []
+    found = json.loads((tmp_path / "outputs/balls/check.json").read_text())["problems"]
+    assert [(p["severity"], p["kind"]) for p in found] == [("info", "mapped-values")]
+    assert (tmp_path / "outputs/balls/check.html").exists()
     prepared = run("data_prep.prepare", *data, *FAST, "run.root=outputs", cwd=tmp_path)
     assert prepared.returncode == 0, prepared.stderr
     assert "4 of 4 cases built" in prepared.stdout
@@ -70,6 +72,7 @@ def test_check_reports_everything_and_fails(msd_folder, tmp_path):
     done = run("data_prep.check", "data=msd", f"data.root={folder}", "data.folds=2", cwd=tmp_path)
     assert done.returncode == 1
     found = json.loads((tmp_path / "outputs/balls/check.json").read_text())["problems"]
+    found = [p for p in found if p["severity"] != "info"]
     assert {(p["case"], p["severity"], p["kind"]) for p in found} == {
         ("b_00", "error", "nan"), ("b_01", "error", "missing-label"), ("b_02", "error", "shape-mismatch"),
         ("b_03", "warning", "empty-label"), ("b_04", "error", "unreadable"),

@@ -113,6 +113,24 @@ def test_what_is_wrong_with_a_grid_can_be_resampled_or_accepted(tiny, msd_folder
     assert train(tiny("data.resample_labels=true", "data.accept=[shear]", folder=folder))["steps"] == 4
 
 
+def test_sides_are_not_learnt_from_images_that_do_not_tell_them(tiny, msd_folder):
+    folder = msd_folder(cases=4)
+    path = folder / "imagesTr/b_02.nii.gz"
+    image = nib.load(path)
+    image.set_sform(None, code=0)
+    image.set_qform(None, code=0)
+    nib.save(image, path)
+    label = nib.load(folder / "labelsTr/b_02.nii.gz")
+    label.set_sform(None, code=0)
+    label.set_qform(None, code=0)
+    nib.save(label, folder / "labelsTr/b_02.nii.gz")
+    assert train(tiny(folder=folder))["steps"] == 4, "a warning alone where no class has a side"
+    sides = "data.swap_on_flip=[[bright,dark]]"
+    with pytest.raises(DataError, match="b_02.*classes of data.swap_on_flip need it"):
+        train(tiny(sides, "run.name=s", folder=folder))
+    assert train(tiny(sides, "data.accept=[no-orientation]", "run.name=t", folder=folder))["steps"] == 4
+
+
 def test_patients_and_sites_from_case_ids(tiny, settings):
     from segspeed import build
 

@@ -76,7 +76,7 @@ def cases_from_dicom(
         path = folder / f"{series.id}.nii.gz"
         try:
             if not path.exists():
-                convert_series(series, path)
+                notes += [f"{series.id}: {note}" for note in convert_series(series, path)]
         except DataError as error:
             problems.append(str(error))
             continue

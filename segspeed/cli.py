@@ -79,6 +79,9 @@ def door(main: Callable[[Any], int], frame: Frame = TRAIN) -> Callable[[], NoRet
         except RunStopped as error:
             _tell(f"Stopped: {error}")
             sys.exit(error.exit_code)
+        except BrokenPipeError:  # whoever read the output (head, less) has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(128 + signal.SIGPIPE)
         except OSError as error:
             if error.filename is None:
                 raise

@@ -57,6 +57,25 @@ class PatchSampler:
         return number
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Which samples are this process's: of each ``size`` consecutive batches of ``batch`` samples, number ``rank``."""
+
+    batch: int
+    first: int = 0
+    rank: int = 0
+    size: int = 1
+
+    def numbers(self, place: int) -> range:
+        """Sample numbers of this process's batch number ``place``."""
+        start = self.first + (place * self.size + self.rank) * self.batch
+        return range(start, start + self.batch)
+
+    def number(self, index: int) -> int:
+        """Sample number of the ``index``-th sample that this process makes."""
+        return self.numbers(index // self.batch)[index % self.batch]
+
+
 def _start_range(shape: Sequence[int], patch: Shape3) -> tuple[np.ndarray, np.ndarray]:
     """Smallest and largest start an axis; an axis shorter than the patch is centred in it."""
     room = np.asarray(shape) - np.asarray(patch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from segspeed.augment.draw import draw
 from segspeed.augment.intensity import blur_radius
 from segspeed.augment.spatial import voxel_matrices
 from segspeed.config import AugmentConfig
-from segspeed.data.sampling import PatchSampler
+from segspeed.data.sampling import PatchSampler, Turn
 from segspeed.speed.cpus import available_cpus
 from segspeed.types import Batch, DataError, RunStopped, Shape3, Triple
 
@@ -29,11 +30,11 @@ class SampleSource:
     patch: Shape3
     spacing: Triple
     seed: int
-    first: int
+    turn: Turn
     swap_on_flip: tuple[tuple[int, int], ...]
 
     def __call__(self, info: Any) -> tuple[np.ndarray, ...]:
-        return self.sample(self.first + int(info.idx_in_epoch))
+        return self.sample(self.turn.number(int(info.idx_in_epoch)))
 
     def sample(self, index: int) -> tuple[np.ndarray, ...]:
         """Inputs of the graph in the order of `segspeed.loader.dali_graph.INPUTS`."""
@@ -109,6 +110,8 @@ class DaliLoader:
         workers: int = 1,
         prefetch: int = 2,
         swap_on_flip: Sequence[tuple[int, int]] = (),
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         try:
             import nvidia.dali  # noqa: F401
@@ -118,8 +121,9 @@ class DaliLoader:
             raise DataError(
                 "loader=dali needs NVIDIA DALI (pip install nvidia-dali-cuda120, Linux only); use loader=torch without it"
             ) from error
-        self.sampler, self.batch, self.first = sampler, batch, first
-        source = SampleSource(sampler, augment, patch, spacing, seed, first, tuple(map(tuple, swap_on_flip)))  # type: ignore[arg-type]
+        self.sampler, self.turn = sampler, Turn(batch, first, rank, ranks)
+        pairs: Any = tuple(map(tuple, swap_on_flip))
+        source = SampleSource(sampler, augment, patch, spacing, seed, self.turn, pairs)
         start = tuple((s - p) // 2 for s, p in zip(sampler.patch, patch, strict=True))
         self.pipeline = build_pipeline(
             source,
@@ -134,26 +138,25 @@ class DaliLoader:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        index = self.first
-        while True:
-            image, label, number = self._run(index)
+        for place in count():
+            samples = self.turn.numbers(place)
+            image, label, number = self._run(samples)
             numbers = np.asarray(number.as_tensor()).ravel()
             yield Batch(
                 from_dlpack(image.as_tensor()).clone(),
                 from_dlpack(label.as_tensor()).clone(),
                 torch.from_numpy(np.stack([self.sampler.norms[n] for n in numbers])),
-                torch.arange(index, index + self.batch),
+                torch.tensor(list(samples)),
                 tuple(self.sampler.entries[n].case_id for n in numbers),
             )
-            index += self.batch
 
-    def _run(self, index: int) -> Any:
+    def _run(self, samples: Sequence[int]) -> Any:
         try:
             return self.pipeline.run()
         except Exception as error:  # DALI raises plain ones; all of them end the run, with the cases at hand
-            cases = {self.sampler.entries[self.sampler.draw(i)[0]].case_id for i in range(index, index + self.batch)}
+            cases = {self.sampler.entries[self.sampler.draw(i)[0]].case_id for i in samples}
             lines = [line for line in str(error).splitlines() if line.strip()]
             raise RunStopped(
-                f"DALI could not make the batch of samples {index} to {index + self.batch - 1} or one just after it "
+                f"DALI could not make the batch of samples {samples[0]} to {samples[-1]} or one just after it "
                 f"(cases {', '.join(sorted(cases))}): {lines[-1] if lines else type(error).__name__}"
             ) from error

@@ -45,6 +45,8 @@ class MonaiLoader(TorchLoader):
         transforms: Callable[[Any], Any] | None = None,
         samples: int | None = None,
         cache: Literal["none", "ram"] = "none",
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         """``transforms`` takes {"image": [paths], "label": path, "norm": (C, 4) array, "case": id} and gives a dictionary,
         or a list of ``samples`` of them, with image ``(C, i, j, k)`` and label ``(1, i, j, k)`` in the file's values;
@@ -71,14 +73,15 @@ class MonaiLoader(TorchLoader):
             )  # fmt: skip
         self._dataset = MonaiDataset(sampler, cases, None if own else labels, patch, per_volume, transforms, cache)
         super().__init__(
-            sampler, batch=batch, first=first, workers=workers, prefetch=prefetch, pin_memory=pin_memory, timeout=timeout
+            sampler, batch=batch, first=first, workers=workers, prefetch=prefetch, pin_memory=pin_memory, timeout=timeout,
+            rank=rank, ranks=ranks,
         )  # fmt: skip
 
     def dataset(self) -> Dataset[Batch]:
         return self._dataset
 
-    def _cases(self, index: int) -> list[str]:
-        visits = {i // self._dataset.samples for i in range(index, index + self.batch)}
+    def _cases(self, samples: Sequence[int]) -> list[str]:
+        visits = {i // self._dataset.samples for i in samples}
         return sorted({self._dataset.cases[self._dataset.number(v)].id for v in visits})
 
 
@@ -102,7 +105,7 @@ class MonaiDataset(Dataset[Batch]):
         self.sampler, self.cases, self.labels, self.patch, self.samples = sampler, cases, labels, patch, samples
         self.transforms = transforms
         data = [
-            {"image": [str(p) for p in (c.images[:1] if c.stacked else c.images)], "label": str(c.label), "norm": norm, "case": c.id}
+            {"image": [str(p) for p in dict.fromkeys(c.images)], "label": str(c.label), "norm": norm, "case": c.id}
             for c, norm in zip(cases, sampler.norms, strict=True)
         ]
         if cache == "ram":

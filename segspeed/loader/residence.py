@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 
 import numpy as np
 import psutil
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from segspeed.data.cache import CacheEntry
-from segspeed.data.sampling import PatchSampler, overlap
+from segspeed.data.sampling import PatchSampler, Turn, overlap
 from segspeed.types import Batch, Shape3
 
 DEVICE_SHARE = 0.3  # of the GPU's free memory that volumes may take beside the network
@@ -38,8 +39,10 @@ class DeviceLoader:
     """Endless raw batches cut out of volumes that lie on the device: no worker, no transfer. The same batches as
     `segspeed.loader.torch_loader.TorchLoader` gives."""
 
-    def __init__(self, sampler: PatchSampler, *, batch: int, device: torch.device, first: int = 0) -> None:
-        self.sampler, self.batch, self.first, self.device = sampler, batch, first, device
+    def __init__(
+        self, sampler: PatchSampler, *, batch: int, device: torch.device, first: int = 0, rank: int = 0, ranks: int = 1
+    ) -> None:
+        self.sampler, self.device, self.turn = sampler, device, Turn(batch, first, rank, ranks)
         self.volumes = [
             (torch.from_numpy(np.array(e.image[:])).to(device), torch.from_numpy(np.array(e.label)).to(device))
             for e in sampler.entries
@@ -47,21 +50,20 @@ class DeviceLoader:
         self.norms = torch.from_numpy(np.stack(sampler.norms)).to(device)
 
     def __iter__(self) -> Iterator[Batch]:
-        index = self.first
         patch, channels = self.sampler.patch, self.volumes[0][0].shape[0]
-        while True:
-            image = torch.empty((self.batch, channels, *patch), device=self.device)
-            label = torch.empty((self.batch, *patch), dtype=torch.int16, device=self.device)
+        for place in count():
+            samples = self.turn.numbers(place)
+            image = torch.empty((len(samples), channels, *patch), device=self.device)
+            label = torch.empty((len(samples), *patch), dtype=torch.int16, device=self.device)
             numbers = []
-            for row in range(self.batch):
-                number, start = self.sampler.draw(index + row)
+            for row, sample in enumerate(samples):
+                number, start = self.sampler.draw(sample)
                 volume, mask = self.volumes[number]
                 cut(volume, start, image[row], fill=self.norms[number, :, 2])
                 cut(mask[None], start, label[row][None], fill=None)
                 numbers.append(number)
             cases = tuple(self.sampler.entries[n].case_id for n in numbers)
-            yield Batch(image, label, self.norms[numbers], torch.arange(index, index + self.batch), cases)
-            index += self.batch
+            yield Batch(image, label, self.norms[numbers], torch.tensor(list(samples)), cases)
 
 
 def cut(volume: Tensor, start: Shape3, out: Tensor, fill: Tensor | None) -> None:

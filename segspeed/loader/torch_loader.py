@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from segspeed.data.sampling import PatchSampler
+from segspeed.data.sampling import PatchSampler, Turn
 from segspeed.speed.descriptors import ensure_open_files, too_many_open_files
 from segspeed.types import Batch, DataError, RunStopped
 
@@ -44,14 +44,14 @@ class PatchDataset(Dataset[Batch]):
 
 
 class BatchIndices(Sampler[list[int]]):
-    """Consecutive sample numbers, ``batch`` at a time, without end."""
+    """Sample numbers of one batch after the other, without end."""
 
-    def __init__(self, first: int, batch: int) -> None:
-        self.first, self.batch = first, batch
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
 
     def __iter__(self) -> Iterator[list[int]]:
-        for start in count(self.first, self.batch):
-            yield list(range(start, start + self.batch))
+        for place in count():
+            yield list(self.turn.numbers(place))
 
 
 def _as_is(batch: Batch) -> Batch:
@@ -70,7 +70,8 @@ def worker_death(error: RuntimeError) -> RunStopped | None:
 
 
 class TorchLoader:
-    """Endless batches from sample ``first`` on; the same batches for any number of workers."""
+    """Endless batches from sample ``first`` on; the same batches for any number of workers. Process ``rank`` of ``ranks``
+    makes every ``ranks``-th of them."""
 
     def __init__(
         self,
@@ -82,17 +83,19 @@ class TorchLoader:
         prefetch: int = 4,
         pin_memory: bool = False,
         timeout: float = 60.0,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         """``timeout``: seconds without a batch after which the run stops instead of hanging. Raises DataError when
         shared memory is too small for the batches that workers keep ready."""
-        self.sampler, self.batch, self.first = sampler, batch, first
+        self.sampler, self.turn = sampler, Turn(batch, first, rank, ranks)
         self.workers, self.timeout = workers, timeout
         if workers:
             _room_in_shared_memory(sampler, batch * prefetch * workers)
             ensure_open_files(PARTS * prefetch * workers, "lower loader.workers or loader.prefetch")
         self.loader = DataLoader(
             self.dataset(),
-            batch_sampler=BatchIndices(first, batch),
+            batch_sampler=BatchIndices(self.turn),
             num_workers=workers,
             generator=torch.Generator(),  # its own: the network's random numbers (dropout) stay those of the run
             collate_fn=_as_is,  # type: ignore[arg-type]
@@ -107,11 +110,11 @@ class TorchLoader:
         return PatchDataset(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        index = self.first
+        place = 0
         try:
             for made in self.loader:
                 yield made
-                index += self.batch
+                place += 1
         except DataError as error:  # torch hangs the worker's whole traceback on the message
             last = str(error).strip().splitlines()[-1]
             raise type(error)(re.sub(r"^segspeed\.types\.\w+: ", "", last)) from error
@@ -126,13 +129,13 @@ class TorchLoader:
             if "timed out" in str(error):
                 raise RunStopped(
                     f"no batch within {self.timeout:g} s; a loader process hangs, reading one of the cases "
-                    f"{', '.join(self._cases(index))}. Look at that disk, or raise loader.timeout"
+                    f"{', '.join(self._cases(self.turn.numbers(place)))}. Look at that disk, or raise loader.timeout"
                 ) from error
             raise worker_death(error) or error from error
 
-    def _cases(self, index: int) -> list[str]:
-        """Cases of the batch that begins with sample ``index``."""
-        numbers = {self.sampler.draw(i)[0] for i in range(index, index + self.batch)}
+    def _cases(self, samples: Sequence[int]) -> list[str]:
+        """Cases that these samples are cut from."""
+        numbers = {self.sampler.draw(i)[0] for i in samples}
         return sorted(self.sampler.entries[n].case_id for n in numbers)
 
 

@@ -15,8 +15,19 @@ T = TypeVar("T")
 LINE_SECONDS = 30.0  # between lines where there is no terminal
 
 
+_silent = False
+
+
+def silence() -> None:
+    """Nothing more is said by this process: another one speaks for the run."""
+    global _silent
+    _silent = True
+
+
 def console() -> Console:
-    """Standard output, at most 100 columns wide."""
+    """Standard output, at most 100 columns wide; nowhere once `silence` was asked for."""
+    if _silent:
+        return Console(quiet=True, width=100)
     made = Console(highlight=False, soft_wrap=True)
     if made.width > 100 or not made.is_terminal:
         made = Console(highlight=False, soft_wrap=True, width=100)

@@ -11,17 +11,21 @@ from typing import Any
 
 
 class RunRecord:
-    """Append events to ``path``. ``t`` is seconds since the record began, over all sessions of the run."""
+    """Append events to ``path``, or nowhere without one. ``t`` is seconds since the record began, over all sessions of the
+    run."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self.path = path
-        earlier = read_record(path)
+        earlier = read_record(path) if path is not None else []
         offset = float(earlier[-1]["t"]) if earlier else 0.0
         self._begin = time.monotonic() - offset
-        _end_torn_line(path)
+        if path is not None:
+            _end_torn_line(path)
 
     def write(self, kind: str, **fields: Any) -> None:
         """One event. Numbers that JSON lacks (NaN, infinity) are written as null."""
+        if self.path is None:
+            return
         line = {"t": round(time.monotonic() - self._begin, 3), "kind": kind, **_plain(fields)}
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:

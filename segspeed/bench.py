@@ -2,6 +2,7 @@
 
 bench=loader measures augmented patches per second and CPU time per patch, segspeed's two backends beside MONAI's dictionary
 transforms and batchgeneratorsv2 (pip install batchgeneratorsv2), with the same transforms, probabilities and ranges.
+bench=memory measures peak memory and time of a training step: recomputed blocks, precision, batch; predicted against measured.
 bench=predict measures peak memory and the network's share when a large volume is predicted.
 """
 
@@ -18,8 +19,8 @@ from segspeed.types import SettingError
 def main(cfg: Config) -> int:
     """Run the benchmark that ``cfg.bench`` names and write its table; 1 if a contender could not run."""
     if cfg.bench is None:
-        raise SettingError("say which benchmark: bench=loader or bench=predict")
-    return predict(cfg, cfg.bench) if cfg.bench.name == "predict" else loader(cfg, cfg.bench)
+        raise SettingError("say which benchmark: bench=loader, bench=memory or bench=predict")
+    return {"predict": predict, "memory": memory}.get(cfg.bench.name, loader)(cfg, cfg.bench)
 
 
 def predict(cfg: Config, b: BenchConfig) -> int:
@@ -32,6 +33,23 @@ def predict(cfg: Config, b: BenchConfig) -> int:
     runs = (measure_prediction(volume, b.patch, classes, b.cases) for classes in b.classes)
     found = list(track(runs, len(b.classes), "predicting"))
     tell(table(found, b.volume, b.patch, b.cases), root / "predict.md")
+    return 0
+
+
+def memory(cfg: Config, b: BenchConfig) -> int:
+    """Peak memory and time of a training step of ``cfg.model``, predicted and measured."""
+    from segspeed import build
+    from segspeed.benchmarks.memory import measure_memory, table
+    from segspeed.record.live import track
+
+    device, model = build.device_from(cfg), cfg.model.target.rpartition(".")[2]
+    root = Path(cfg.run.root) / "bench"
+    root.mkdir(parents=True, exist_ok=True)
+    settings = len(b.precisions) * len(b.sides) * len(b.batches) * len(b.checkpointing)
+    tell(
+        table(list(track(measure_memory(cfg, b, device), settings, "measuring")), model, device),
+        root / f"memory_{model}.md",
+    )
     return 0
 
 

@@ -32,7 +32,20 @@ def parse_duration(value: Any) -> Any:
     return float(match[1]) * unit
 
 
+def parse_size(value: Any) -> Any:
+    """Bytes from ``"8GB"`` (10^9), ``"500MB"``, ``"6GiB"`` (2^30) or a number of them that can be meant; "auto" stays."""
+    if value is None or isinstance(value, bool) or value == "auto" or (isinstance(value, int) and value >= 10**6):
+        return value
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(MB|GB|TB|MiB|GiB|TiB)\s*", str(value), re.IGNORECASE)
+    if not match:
+        raise ValueError(f"{value!r} is not a size of memory; write 8GB, 500MB, 6GiB or auto")
+    unit = match[2].lower()
+    base = 1024 if "i" in unit else 1000
+    return int(float(match[1]) * base ** {"m": 2, "g": 3, "t": 4}[unit[0]])
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration)]
+Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Millimetres = Annotated[float, Field(ge=0.001, le=1000.0)]
 Processes = Annotated[int, Field(ge=0, le=1024)]
@@ -86,15 +99,15 @@ class DataConfig(Component):
     swap_on_flip: tuple[tuple[str, str], ...] = Field(
         (), description="pairs of class names that trade places when left and right are mirrored"
     )
-    classes: dict[str, Labels] = Field(
-        {}, description="classes under new names, or merged: {tumour: [core, edema], liver: hepar}"
+    classes: dict[str, Labels] | None = Field(
+        None, description="classes under new names, or merged: {tumour: [core, edema], liver: hepar}"
     )
     background: tuple[str | int, ...] = Field((), description="classes or label values that count as background")
     ignore: tuple[str | int, ...] = Field(
         (), description="classes or label values without a say in loss and Dice (not annotated, uncertain)"
     )
-    regions: dict[str, Labels] = Field(
-        {}, description="overlapping targets made of classes: {whole: [edema, core], core: core}; trained by sigmoid"
+    regions: dict[str, Labels] | None = Field(
+        None, description="overlapping targets made of classes: {whole: [edema, core], core: core}; trained by sigmoid"
     )
     patient_pattern: str | None = Field(
         None, description="regular expression on case ids whose first group is the patient: 'p(\\d+)_'"
@@ -233,12 +246,29 @@ class ScheduleConfig(Strict):
     warmup: Fraction = Field(0.05, description="share of the optimiser steps (or of the budget) that warms up")
     power: float = Field(0.9, gt=0, description="of poly")
     final: Fraction = Field(0.0, description="learning rate at the end over the peak")
+    scaling: Literal["none", "linear", "sqrt"] = Field(
+        "none", description="of optimizer.lr with the effective batch (batch x accumulate x ranks) over reference_batch"
+    )
+    reference_batch: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="patches a step that optimizer.lr was chosen for"
+    )
+
+    @model_validator(mode="after")
+    def _reference(self) -> ScheduleConfig:
+        if self.scaling != "none" and self.reference_batch is None:
+            raise ValueError(
+                f"schedule.scaling={self.scaling} needs schedule.reference_batch=N, the patches a step that optimizer.lr is for"
+            )
+        return self
 
 
 class TrainConfig(Strict):
     steps: Annotated[int, Field(ge=1)] | None = Field(None, description="optimiser steps; or give a budget")
     budget: Annotated[Seconds, Field(gt=0)] | None = Field(None, description="wall clock of training, e.g. 10min")
     accumulate: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="micro-batches a step")
+    exact_batch_dice: bool = Field(
+        False, description="loss.batch_dice pooled over all micro-batches of a step, for a second forward pass"
+    )
     clip: Annotated[float, Field(gt=0)] | None = Field(12.0, description="largest gradient norm")
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(0.99, description="decay of averaged weights; null: off")
     deterministic: bool = Field(False, description="only kernels that give the same bits every time")
@@ -258,8 +288,11 @@ class EvaluationConfig(Strict):
 
 
 class MemoryConfig(Strict):
-    checkpointing: Literal["none", "all"] | tuple[str, ...] = Field(
-        "none", description="none, all, or the names of the modules whose activations are recomputed"
+    limit: Annotated[Literal["auto"] | Size, BeforeValidator(parse_size)] | None = Field(
+        None, description="of training, e.g. 8GB: patch, batch and checkpointing are made to fit; auto: most of what is free"
+    )
+    checkpointing: Literal["auto", "none", "all"] | tuple[str, ...] = Field(
+        "auto", description="recomputed activations: none, all, module names; auto: as few blocks as the limit needs"
     )
 
 
@@ -286,7 +319,7 @@ class RunConfig(Strict):
 class BenchConfig(Strict):
     """A benchmark; `segspeed.bench`."""
 
-    name: str = Field("loader", description="which benchmark: loader, loader_small, predict")
+    name: str = Field("loader", description="which benchmark: loader, loader_small, memory, predict")
     volume: Shape3 = Field((300, 512, 512), description="(D, H, W) of the generated volumes")
     cases: int = Field(3, ge=1, description="generated volumes")
     patch: Shape3 = Field((96, 96, 96), description="voxels, (D, H, W)")
@@ -299,6 +332,14 @@ class BenchConfig(Strict):
     )
     classes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (3, 20), description="of bench=predict, one after the other"
+    )
+    sides: tuple[Annotated[int, Field(ge=16)], ...] = Field((64, 96), description="of bench=memory: cubes, voxels")
+    batches: tuple[Annotated[int, Field(ge=1)], ...] = Field((1, 2), description="of bench=memory: patches a batch")
+    precisions: tuple[Literal["fp32", "bf16", "fp16"], ...] = Field(
+        ("fp32", "bf16"), description="of bench=memory, fp32 first: the others are given as ratios to it"
+    )
+    checkpointing: tuple[Literal["none", "auto", "all"], ...] = Field(
+        ("none", "auto", "all"), description="of bench=memory; auto: half the memory of activations"
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from segspeed.build import cache_root
 from segspeed.config import Config
 from segspeed.data.cache import CacheEntry, Storage
@@ -16,6 +18,8 @@ from segspeed.data.inspect import ACCEPTABLE, Rules, cohort_problems, inspect_ca
 from segspeed.data.plan import grid_of, make_plan
 from segspeed.data.prepare import prepare_cases
 from segspeed.data.split import choose_split
+from segspeed.memory.within import plan_within
+from segspeed.record.live import say
 from segspeed.speed.cpus import available_cpus
 from segspeed.types import CaseFacts, Cohort, DataError, Fingerprint, Plan, Problem, SettingError, Split
 
@@ -127,7 +131,10 @@ def prepare(cfg: Config, cohort: Cohort, device: str, track: Track[Any], frozen:
     refuse(problems, "python -m data_prep.check with the same data settings")
     split = split_for(cfg, cohort, facts)
     measured, plan = plan_for(cfg, cohort, facts, split, device)
-    plan = frozen or plan
+    if frozen is not None:
+        plan = frozen
+    elif cfg.memory.limit is not None:
+        plan = plan_within(cfg, cohort, measured, torch.device(device), say)
     wanted = [i for part in (split.train, split.val) for i in part]
     subset = dataclasses.replace(cohort, cases=tuple(cohort.case(i) for i in wanted))
     done = list(

@@ -255,6 +255,7 @@ class Plan:
     normalisation: tuple[str, ...]
     ct_norm: tuple[ChannelNorm | None, ...]
     coarse_axis: int | None = None  # 0, 1 or 2 of (D, H, W), where the data is anisotropic
+    checkpointing: tuple[str, ...] = ()  # blocks whose activations are recomputed where memory.checkpointing=auto
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property

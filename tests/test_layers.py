@@ -22,13 +22,14 @@ LAYERS = [
     {"evaluation", "scoring"},
     {"engine"},
     {"build", "ceiling"},
+    {"memory"},
     {"preparation", "monitor", "trained", "inputs"},
     {"prediction", "stamp"},
     {"benchmarks"},
     {"run"},
     {"outcome"},
     {"training"},
-    {"train", "bench", "predict", "evaluate"},
+    {"train", "bench", "predict", "evaluate", "plan"},
 ]
 RANK = {room: n for n, rooms in enumerate(LAYERS) for room in rooms}
 

@@ -24,6 +24,7 @@ def test_every_choice_of_every_group_is_valid(settings):
     for group in ("augment", "data", "debug", "experiment", "loader", "loss", "model", "optimizer"):
         for path in sorted((config_folder() / group).glob("*.yaml")):
             extra = ["data.root=x"] if group == "data" and path.stem not in ("phantoms", "pairs") else []
+            extra += ["data.out=y"] if path.stem == "dicom" else []
             check_targets(settings(f"{group}={path.stem}", *extra))
             head = path.read_text().splitlines()
             assert any(line.startswith("#   python -m segspeed.train") for line in head), f"{path} shows no command"
@@ -207,7 +208,8 @@ def test_every_key_of_the_schema_stands_in_a_yaml():
     root.pop("defaults"), root.pop("hydra")
     found = set(leaves(root))
     for group, choice in (("augment", "light"), ("loader", "torch"), ("model", "dynunet"), ("loss", "dice_ce"),
-                          ("optimizer", "adamw"), ("data", "msd"), ("bench", "loader"), ("bench", "predict")):  # fmt: skip
+                          ("optimizer", "adamw"), ("data", "msd"), ("bench", "loader"), ("bench", "memory"),
+                          ("bench", "predict")):  # fmt: skip
         found |= {
             f"{group}.{k}" for k in leaves(OmegaConf.to_container(OmegaConf.load(folder / group / f"{choice}.yaml")))
         }

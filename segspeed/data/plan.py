@@ -30,13 +30,17 @@ def make_plan(
     device: str,
     overrides: PlanConfig,
     accumulate: int = 1,
+    patch_voxels: int | None = None,
 ) -> Plan:
-    """The Plan for a fingerprint on a "cpu" or "cuda" device. Raises DataError for values that cannot work."""
+    """The Plan for a fingerprint on a "cpu" or "cuda" device; ``patch_voxels`` takes the place of the device's usual most.
+
+    Raises DataError for values that cannot work.
+    """
     kind = device if device in BUDGET else "cpu"
     why: dict[str, str] = {}
     spacing, coarse = _spacing(fp, overrides, why)
     median = _median_shape(fp, spacing)
-    patch, strides, kernels = _patch_and_levels(median, spacing, BUDGET[kind], overrides, why)
+    patch, strides, kernels = _patch_and_levels(median, spacing, patch_voxels or BUDGET[kind], overrides, why)
     features = _features(len(strides), kind, overrides, why)
     batch = _batch(fp, spacing, patch, kind, overrides, why)
     normalisation, ct = _normalisation(fp, channels, overrides, why)

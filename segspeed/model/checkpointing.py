@@ -54,7 +54,7 @@ def apply_checkpointing(model: nn.Module, choice: str | Sequence[str]) -> list[s
 
     ``choice`` is "none", "all" (see `block_names`), or names from ``model.named_modules()``.
     """
-    if choice == "none":
+    if choice == "none" or not choice:
         return []
     known = dict(model.named_modules())
     names = block_names(model) if choice == "all" else list(choice)

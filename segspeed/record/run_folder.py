@@ -17,7 +17,7 @@ from segspeed.types import DataError
 FREE_SECTIONS = ("run", "save", "evaluation", "resume", "threads", "bench")
 FREE_KEYS = (
     "loader.workers", "loader.prefetch", "loader.pin_memory", "loader.timeout",
-    "cache.root", "cache.workers", "cache.resident", "cache.verify", "cache.prune",
+    "memory.limit", "cache.root", "cache.workers", "cache.resident", "cache.verify", "cache.prune",
 )  # fmt: skip
 
 

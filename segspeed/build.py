@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from segspeed.augment.torch_backend import source_shape
 from segspeed.config import Component, Config, DataConfig
@@ -32,16 +32,14 @@ from segspeed.model.losses import RegionTargets
 from segspeed.speed.cpus import available_cpus, loader_workers
 from segspeed.speed.ema import WeightAverage
 from segspeed.speed.precision import Precision
-from segspeed.speed.schedule import BudgetHorizon, Horizon, StepHorizon, learning_rate_factor
+from segspeed.speed.ranks import local_rank, rank, ranks
+from segspeed.speed.schedule import BudgetHorizon, Horizon, StepHorizon, learning_rate_factor, rate_scale
 from segspeed.types import Batch, Case, Cohort, DataError, LabelTable, Plan, SettingError
 
 
 def make(component: Component, /, *args: Any, **supplied: Any) -> Any:
     """Build the object a component names. Of ``supplied``, only what its signature knows and the user left open."""
-    try:
-        accepted = inspect.signature(get_object(component.target)).parameters
-    except ValueError:  # a builtin that tells nothing about itself gets nothing but the user's own keys
-        accepted = MappingProxyType({})
+    accepted = _signature(component)
     anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     given = component.kwargs
     own = set(type(component).model_fields) - {"target"}
@@ -57,6 +55,18 @@ def make(component: Component, /, *args: Any, **supplied: Any) -> Any:
         raise
     except (ValueError, TypeError) as error:
         raise SettingError(f"{component.target}: {error}") from error
+
+
+def _signature(component: Component) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(get_object(component.target)).parameters
+    except ValueError:  # a builtin that tells nothing about itself gets nothing but the user's own keys
+        return {}
+
+
+def accepted_by(component: Component) -> set[str]:
+    """Names of the arguments that a component's object takes."""
+    return set(_signature(component))
 
 
 def cohort_from(data: DataConfig) -> Cohort:
@@ -145,10 +155,14 @@ def device_from(cfg: Config | InferenceConfig) -> torch.device:
     name = cfg.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and torch.cuda.is_available():
+        name = f"cuda:{local_rank()}"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise SettingError(f"device={cfg.device}, but torch sees no CUDA device; use device=cpu or device=auto")
     if name == "mps" and not torch.backends.mps.is_available():
         raise SettingError("device=mps, but torch sees no Apple GPU; use device=cpu or device=auto")
+    if name.startswith("cuda"):
+        torch.cuda.set_device(torch.device(name))
     torch.set_num_threads(available_cpus() if cfg.threads == "auto" else int(cfg.threads))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     exact = isinstance(cfg, Config) and cfg.train.deterministic
@@ -205,12 +219,31 @@ def loss_from(cfg: Config, labels: LabelTable) -> Callable[[torch.Tensor, torch.
     return RegionTargets(loss, labels.members) if as_binary else loss
 
 
-def learner_from(cfg: Config, model: nn.Module, precision: Precision, labels: LabelTable) -> Learner:
+def effective_batch(plan: Plan) -> int:
+    """Patches of an optimiser step, over all ranks."""
+    return plan.batch * plan.accumulate * ranks()
+
+
+def learner_from(
+    cfg: Config, model: nn.Module, precision: Precision, labels: LabelTable, plan: Plan | None = None
+) -> Learner:
+    """What learns. The learning rate is scaled to the effective batch of ``plan``, where ``schedule.scaling`` asks for it.
+
+    Raises SettingError when ``train.exact_batch_dice`` is set for a loss that cannot do it.
+    """
     optimizer, loss = make(cfg.optimizer, params=list(model.parameters())), loss_from(cfg, labels)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise SettingError(
             f"{cfg.optimizer.target} returned {type(optimizer).__name__}; it is no torch.optim.Optimizer"
         )
+    if cfg.train.exact_batch_dice and not (getattr(loss, "batch_dice", False) and hasattr(loss, "sums")):
+        raise SettingError(
+            "train.exact_batch_dice=true is for a loss that pools its Dice over the batch and gives its sums, as loss=dice_ce with "
+            "loss.batch_dice=true; a Dice of single samples accumulates exactly without it"
+        )
+    s = cfg.schedule
+    cuda = precision.device.type == "cuda" or None
+    factor = rate_scale(s.scaling, effective_batch(plan), s.reference_batch) if plan else 1.0
     return Learner(
         model=model,
         loss=loss,
@@ -219,6 +252,19 @@ def learner_from(cfg: Config, model: nn.Module, precision: Precision, labels: La
         schedule=schedule_from(cfg),
         clip=cfg.train.clip,
         ema=WeightAverage(model, cfg.train.ema) if cfg.train.ema else None,
+        exact_batch_dice=cfg.train.exact_batch_dice,
+        parallel=DistributedDataParallel(model, device_ids=cuda and [precision.device]) if ranks() > 1 else None,
+        peak_rates=[float(group["lr"]) * factor for group in optimizer.param_groups],
+    )
+
+
+def scaling_text(cfg: Config, plan: Plan, learner: Learner) -> str:
+    """One line on a scaled learning rate."""
+    s = cfg.schedule
+    base = learner.peak_rates[0] / rate_scale(s.scaling, effective_batch(plan), s.reference_batch)
+    return (
+        f"Learning rate {learner.peak_rates[0]:.4g}: optimizer.lr={base:g} for a batch of {s.reference_batch}, {s.scaling} scaling "
+        f"to {plan.batch} x {plan.accumulate} x {ranks()} rank{'s' * (ranks() > 1)}, warmup over {s.warmup:.0%} of the run"
     )
 
 
@@ -251,8 +297,11 @@ def loader_from(
     kept = tuple(resident(e) for e in entries) if where == "ram" else tuple(entries)
     sampler = PatchSampler(kept, tuple(norms), source_shape(plan.patch, cfg.augment), cfg.loader.foreground, cfg.seed)
     if where == "device":
-        return DeviceLoader(sampler, batch=plan.batch, device=device, first=first)
+        return DeviceLoader(sampler, batch=plan.batch, device=device, first=first, rank=rank(), ranks=ranks())
     pin = cfg.loader.pin_memory
+    turn = {"rank": rank(), "ranks": ranks()}
+    if ranks() > 1 and not set(turn) <= accepted_by(cfg.loader):
+        raise SettingError(f"{cfg.loader.target} takes no rank and ranks, so it cannot share samples out to several processes")
     return make(
         cfg.loader,
         sampler,
@@ -270,6 +319,7 @@ def loader_from(
         device=device,
         cases=tuple(cohort.case(e.case_id) for e in entries),
         labels=cohort.table,
+        **turn,
     )
 
 

@@ -13,13 +13,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from segspeed.model.batch_norm import batch_norm_caution
 from segspeed.model.checkpointing import apply_checkpointing
-from segspeed.model.losses import deep_supervision
+from segspeed.model.losses import deep_supervision, pools_batch, step_sums
 from segspeed.model.networks import as_heads
 from segspeed.speed.ema import WeightAverage
 from segspeed.speed.meter import StepMeter
 from segspeed.speed.oom import OutOfMemory, cut, is_out_of_memory
 from segspeed.speed.precision import Precision
+from segspeed.speed.ranks import agree, ranks, summed
 from segspeed.speed.schedule import Horizon
 from segspeed.types import Batch, RunStopped, SettingError, first_line
 
@@ -41,12 +43,14 @@ class Learner:
     """What learns: network, loss, optimiser, precision, schedule, and the averaged weights if wanted."""
 
     model: nn.Module
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Callable[..., Tensor]
     optimizer: torch.optim.Optimizer
     precision: Precision
     schedule: Callable[[float], float]  # progress in [0, 1] -> share of the peak learning rate
     clip: float | None = None
     ema: WeightAverage | None = None
+    exact_batch_dice: bool = False  # Dice sums of the whole step, by a second forward pass
+    parallel: nn.Module | None = None  # the model as DDP runs it, where several ranks train together
     parts: int = 1  # micro-batches that each batch is cut into, so that a step fits into memory
     notes: list[str] = field(default_factory=list)  # what happened in a step that the record should tell
     peak_rates: list[float] = field(default_factory=list)
@@ -63,16 +67,22 @@ class Learner:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def update(self, batches: Iterable[Batch], samples: int) -> tuple[Tensor, Tensor]:
-        """One optimiser step over micro-batches that hold ``samples`` patches together.
+        """One optimiser step over this rank's micro-batches, which hold ``samples`` patches together.
 
         Each micro-batch weighs as many patches as it has, so that the gradient is that of one large batch for
-        losses that are means over samples. Returns loss and gradient norm as tensors, not synchronised.
+        losses that are means over samples, and with ``exact_batch_dice`` for a Dice over the batch, too. Returns loss and
+        gradient norm as tensors, not synchronised.
         """
         self.model.train()
         total = torch.zeros((), device=self.precision.device)
+        pieces: Iterable[Batch] = (p for batch in batches for p in cut(batch, self.parts))
         try:
-            for piece, last in with_last(p for batch in batches for p in cut(batch, self.parts)):
-                total += self._gradient(piece, samples, last)
+            sums = None
+            if self.exact_batch_dice:
+                pieces = list(pieces)  # the same augmented patches in both passes
+                sums = self._step_sums(pieces) if len(pieces) > 1 or ranks() > 1 else None
+            for piece, last in with_last(pieces):
+                total += self._gradient(piece, samples, last, sums)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -83,20 +93,60 @@ class Learner:
             self.optimizer.zero_grad(set_to_none=True)
             if self.ema is not None:
                 self.ema.update(self.model)
-        return total, norm
+        return summed(total) / ranks(), norm
 
-    def _gradient(self, batch: Batch, samples: int, last: bool) -> Tensor:
+    def _gradient(self, batch: Batch, samples: int, last: bool, sums: Tensor | None) -> Tensor:
         """Add one micro-batch's gradient; returns its share of the loss. Under DDP only the last one is exchanged."""
-        no_sync: Callable[[], AbstractContextManager[None]] = getattr(self.model, "no_sync", nullcontext)
-        with nullcontext() if last else no_sync():
+        weight = len(batch.cases) / samples
+        with nullcontext() if last else self._no_sync():
             with self.meter("forward"):
                 with self.precision.autocast():
-                    heads = as_heads(self.model(batch.image))
-                share = deep_supervision(self.loss, heads, batch.label) * (len(batch.cases) / samples)
+                    heads = as_heads((self.parallel or self.model)(batch.image))
+                # DDP divides gradients by the ranks, whose sums are in ``sums``
+                share = deep_supervision(self.loss, heads, batch.label, sums, weight / ranks()) * weight
                 del heads  # the logits need not outlive the loss
             with self.meter("backward"):
                 self.precision.backward(share)
         return share.detach()
+
+    def _step_sums(self, pieces: Iterable[Batch]) -> Tensor:
+        """Dice sums ``(H, 2, K)`` of the whole step over all ranks, from a forward pass that leaves no trace: dropout draws
+        the same again afterwards, and BatchNorm's running statistics stay."""
+        device = self.precision.device
+        buffers = [(b, b.detach().clone()) for b in self.model.buffers()]
+        found: list[Tensor] = []
+        try:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad(), self._no_sync():
+                for piece in pieces:
+                    with self.meter("forward"):
+                        with self.precision.autocast():
+                            heads = as_heads(self.model(piece.image))
+                        found.append(step_sums(self.loss, heads, piece.label))
+                        del heads
+        finally:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        return summed(torch.stack(found).sum(0))
+
+    def _no_sync(self) -> AbstractContextManager[None]:
+        no_sync: Callable[[], AbstractContextManager[None]] = getattr(
+            self.parallel or self.model, "no_sync", nullcontext
+        )
+        return no_sync()
+
+    def cautions(self, batch: int, accumulate: int) -> list[str]:
+        """What a user should know about steps of ``accumulate`` micro-batches of ``batch`` patches on each rank."""
+        found = []
+        smaller = min(batch, -(-batch // self.parts))
+        pieces = accumulate * self.parts * ranks()
+        if pieces > 1 and pools_batch(self.loss) and not self.exact_batch_dice:
+            found.append(
+                f"the loss pools its Dice over micro-batches of {smaller}, {pieces} a step: that is not the loss of a large batch. "
+                "train.exact_batch_dice=true pools over the whole step (loss=dice_ce), for a second forward pass; a Dice of single "
+                "samples (loss.batch_dice=false) accumulates exactly as it is"
+            )
+        norm = batch_norm_caution(self.model, smaller)
+        return found + ([norm] if norm else [])
 
     def make_room(self, largest: int, reason: str) -> None:
         """After `OutOfMemory`: smaller micro-batches, then recomputed activations; the effective batch stays what it was.
@@ -107,10 +157,13 @@ class Learner:
         if self.precision.device.type == "cuda":
             torch.cuda.empty_cache()
         if self.parts < largest:
+            first_cut = self.parts == 1
             self.parts = min(2 * self.parts, largest)
             self.notes.append(
                 f"out of memory ({reason}): each batch of {largest} now goes in {self.parts} micro-batches"
             )
+            if first_cut:
+                self.notes += self.cautions(largest, 1)
         elif not getattr(self.model, "segspeed_recomputes", False):
             names = apply_checkpointing(self.model, "all")
             self.notes.append(
@@ -172,6 +225,11 @@ def surviving_update(
             return learner.update(map(stage, micro), samples)
         except OutOfMemory as error:
             reason = str(error)
+            if ranks() > 1:  # the others are on their way to exchange gradients that will not come
+                raise RunStopped(
+                    f"out of memory on one of {ranks()} ranks ({reason}). Choose a smaller plan.batch with train.accumulate, or "
+                    "memory.checkpointing=all"
+                ) from error
         learner.make_room(max(len(b.cases) for b in micro), reason)
 
 
@@ -201,8 +259,10 @@ def fit(
         rate = learner.set_rate(horizon.progress(progress.step, progress.elapsed))
         loss, norm = surviving_update(learner, stage, micro, samples)
         progress.step += 1
-        progress.sample += samples
-        after_step(Step(progress.step, loss, norm, rate, samples, time.perf_counter() - started, waited, micro))
+        progress.sample += samples * ranks()
+        after_step(
+            Step(progress.step, loss, norm, rate, samples * ranks(), time.perf_counter() - started, waited, micro)
+        )
         now = time.perf_counter()
-        progress.elapsed += now - mark
+        (progress.elapsed,) = agree(progress.elapsed + now - mark)
         mark = now

@@ -20,16 +20,28 @@ from segspeed.config_inference import EvaluateConfig
 from segspeed.types import DataError, LabelTable, SettingError
 
 if TYPE_CHECKING:
+    import torch
+
     from segspeed.scoring.pairs import ScorePair
 
 
 def main(cfg: EvaluateConfig) -> int:
-    """Score or compare what ``cfg`` names; 0 when every case was scored."""
+    """Score or compare what ``cfg`` names; 0 when every case was scored. Under torchrun predictions are shared out."""
     if cfg.compare:
         return compare(cfg)
+    if cfg.run is None:
+        return score(cfg, of_folders(cfg))
+    from segspeed import build
+    from segspeed.record.live import silence
+    from segspeed.speed.ranks import is_main, joined
+
+    device = build.device_from(cfg)
     failed: list[str] = []
-    task = of_run(cfg, failed) if cfg.run is not None else of_folders(cfg)
-    return max(score(cfg, task), int(bool(failed)))
+    with joined(device.type == "cuda"):
+        if not is_main():
+            silence()
+        task = of_run(cfg, device, failed)
+        return max(score(cfg, task) if is_main() else 0, int(bool(failed)))
 
 
 @dataclass(frozen=True)
@@ -67,18 +79,19 @@ def of_folders(cfg: EvaluateConfig) -> Task:
     return Task(pairs, labels, labels.targets, folder, title, {}, {})
 
 
-def of_run(cfg: EvaluateConfig, failed: list[str]) -> Task:
+def of_run(cfg: EvaluateConfig, device: torch.device, failed: list[str]) -> Task:
     """A run's predictions, made first where they are not there. Cases that could not be predicted go to ``failed``."""
     from segspeed import build
     from segspeed.jsonio import to_plain
     from segspeed.prediction import output_path, predict_cases
     from segspeed.record.live import say, track
     from segspeed.scoring.pairs import ScorePair
+    from segspeed.speed.ranks import first, gather, share
     from segspeed.stamp import claim, stamp_of
     from segspeed.trained import load_runs, with_values_of
 
     assert cfg.run is not None
-    runs = load_runs(cfg.run, cfg, build.device_from(cfg))
+    runs = load_runs(cfg.run, cfg, device)
     run = runs[0]
     if cfg.data is None:
         cohort, cases = run.cohort, [run.cohort.case(i) for i in run.split.val]
@@ -103,9 +116,11 @@ def of_run(cfg: EvaluateConfig, failed: list[str]) -> Task:
     folder = Path(cfg.output) if cfg.output else run.folder / f"evaluation_{cohort.folder_name}"
     predictions = folder / "predictions"
     # the folder is this command's own: maps of other weights or settings are made anew
-    same = claim(predictions, stamp_of(runs, cfg, labels), cases, overwrite=True)
-    found = predict_cases(runs, cases, predictions, labels=labels, overwrite=cfg.overwrite or not same)
-    for outcome in track(found, len(cases), "predicting"):
+    same = first(lambda: claim(predictions, stamp_of(runs, cfg, labels), cases, overwrite=True))
+    anew = cfg.overwrite or not gather(same)[0]  # the others find what rank 0 has claimed
+    mine = share(cases)
+    found = predict_cases(runs, mine, predictions, labels=labels, overwrite=anew)
+    for outcome in (o for part in gather(list(track(found, len(mine), "predicting"))) for o in part):
         if outcome.status == "failed":
             failed.append(outcome.case)
             say(f"failed: {outcome.problem}")

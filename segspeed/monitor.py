@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,8 +18,10 @@ from segspeed.record.live import LiveBar, say
 from segspeed.record.run_record import RunRecord
 from segspeed.speed.cadence import Cadence
 from segspeed.speed.clock import Clock
+from segspeed.speed.health import Health
 from segspeed.speed.memory import peak_memory_bytes
 from segspeed.speed.meter import gpu_utilisation
+from segspeed.speed.ranks import agree, is_main
 from segspeed.speed.signals import StopRequest
 from segspeed.speed.watch import LateReader, LossGuard
 from segspeed.types import Batch, RunStopped
@@ -57,6 +60,7 @@ class Monitor:
     save_every: float
     tally: Tally = field(default_factory=Tally)
     guard: LossGuard = field(default_factory=LossGuard)
+    health: Health = field(default_factory=Health)
     reader: LateReader[Step] = field(default_factory=LateReader)
     last_batches: tuple[Batch, ...] = ()
     _saved: float = field(default_factory=time.perf_counter)
@@ -71,14 +75,16 @@ class Monitor:
         finished = self.reader.push(step, step.loss, step.norm)
         if finished is not None:
             self.note(finished[0], *finished[1])
-        if self.stop.signal is not None:
+        due = self.cadence.due(self.progress.elapsed, self.remaining(self.progress))
+        stopped, due_now = (int(v) for v in agree(self.stop.signal or 0, due))
+        if stopped:
             self.save()
             raise RunStopped(
-                f"{self.stop.name} after step {step.number}; all is saved. "
+                f"{signal.Signals(stopped).name} after step {step.number}; all is saved. "
                 f"The same command with run.name={self.folder.name} goes on from here.",
-                exit_code=128 + self.stop.signal,
+                exit_code=128 + stopped,
             )
-        if self.cadence.due(self.progress.elapsed, self.remaining(self.progress)):
+        if due_now:
             self.evaluate_now()
         if time.perf_counter() - self._saved >= self.save_every:
             self.save()
@@ -94,9 +100,11 @@ class Monitor:
                 f"step {step.number}: fp16 skipped {HOPELESS} updates in a row, down to a loss scale of "
                 f"{precision.scaler.get_scale():.3g}; it does not recover. Use precision=bf16 or precision=fp32"
             )
-        for text in self.learner.notes:
-            self.record.write("event", name="memory", message=f"step {step.number}: {text}")
-            say(f"warning: {text}")
+        for name, text in (
+            *(("memory", text) for text in self.learner.notes),
+            *(("health", text) for text in self.health.step(loss, self.share_done(self.progress))),
+        ):
+            self.warn(name, f"step {step.number}: {text}")
         self.learner.notes.clear()
         now = time.perf_counter()
         rate = step.samples / step.seconds
@@ -127,6 +135,11 @@ class Monitor:
             done=self.share_done(self.progress),
         )
 
+    def warn(self, name: str, text: str) -> None:
+        """Into the record, and before the person's eyes."""
+        self.record.write("event", name=name, message=text)
+        say(f"warning: {text}")
+
     def evaluate_now(self) -> None:
         """One evaluation in the middle of the run; the best weights so far are kept apart as ``best.pt``."""
         start = time.perf_counter()
@@ -135,6 +148,8 @@ class Monitor:
         self.tally.last_dice = dice
         if dice > self.tally.best:
             self.tally.best = dice
+            if not is_main():
+                return
             save_atomic(self.weights() | {"step": self.progress.step, "mean_dice": dice}, self.folder / BEST)
 
     def finish(self) -> None:
@@ -152,8 +167,11 @@ class Monitor:
             return {"model": {k: v.detach().clone() for k, v in self.learner.model.state_dict().items()}}
 
     def save(self) -> None:
-        """Write ``last.pt``: everything that a resumed run needs to go on as if nothing had happened."""
+        """Write ``last.pt``: everything that a resumed run needs to go on as if nothing had happened. Rank 0 does it."""
         start = time.perf_counter()
+        if not is_main():
+            self._saved = start
+            return
         path = save_last(self.state(), self.folder)
         self._saved = time.perf_counter()
         self.record.write("save", step=self.progress.step, path=path.name, seconds=self._saved - start)

@@ -17,11 +17,15 @@ from segspeed.run import Run
 from segspeed.speed.cpus import loader_workers
 from segspeed.speed.memory import peak_memory_bytes
 from segspeed.speed.meter import verdict
+from segspeed.speed.ranks import is_main, ranks
 
 
 def finish_run(run: Run) -> dict[str, Any]:
-    """Evaluate the last weights once, write result.json and report.html, print the table. Returns the result."""
+    """Evaluate the last weights once, write result.json and report.html, print the table. Returns the result. Of several ranks,
+    which all evaluate, rank 0 does the rest."""
     summary = run.evaluate(final=True)
+    if not is_main():
+        return result_of(run, summary)
     overlays = draw_overlays(run, summary)
     save_overlays(run.folder.path / "overlays.npz", overlays)
     result = result_of(run, summary)
@@ -67,6 +71,7 @@ def result_of(run: Run, summary: Summary) -> dict[str, Any]:
         "skipped_steps": run.learner.precision.skipped,
         "parameters": count_parameters(run.learner.model),
         "device": str(run.learner.precision.device),
+        "ranks": ranks(),
         "seed": run.cfg.seed,
         "weights": "ema" if run.learner.ema else "raw",
         "best_selected_on_validation": tally.best if tally.best >= 0 else None,

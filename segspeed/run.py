@@ -24,6 +24,7 @@ from segspeed.record.versions import environment
 from segspeed.speed.cadence import Cadence
 from segspeed.speed.clock import Clock
 from segspeed.speed.memory import reset_peak
+from segspeed.speed.ranks import gather, ranks, share, together
 from segspeed.speed.signals import StopRequest
 from segspeed.types import DataError
 
@@ -91,7 +92,7 @@ class Run:
                 after_step=self.monitor,
             )
         self.monitor.finish()
-        if self.monitor.last_batches:  # none where a finished training is only evaluated again
+        if self.monitor.last_batches and ranks() == 1:  # none where a finished training is only evaluated again
             quiet = dataclasses.replace(stage, meter=None)
             self.ceiling = ceiling_samples_per_s(self.learner, quiet, self.monitor.last_batches)
 
@@ -125,7 +126,7 @@ class Run:
         start = time.perf_counter()
         with self.clock.measure("evaluation"):
             try:
-                next(self.scores(self.predictor, limit=1))
+                next(self.scores(self.predictor, limit=1), None)
             except DataError:
                 raise
             except ValueError as error:
@@ -133,20 +134,22 @@ class Run:
                     f"{self.cfg.model.target} does not work on patches of {list(self.prepared.plan.patch)}: {error}. "
                     "Choose another plan.patch"
                 ) from error
-        self.monitor.cadence.cost = (time.perf_counter() - start) * len(self.val_entries)
+        self.monitor.cadence.cost = (time.perf_counter() - start) * len(share(self.val_entries))
 
     def scores(self, predictor: Predictor, limit: int | None = None) -> Iterator[tuple[str, list[float | None]]]:
-        return evaluate_cases(predictor, self.val_entries[:limit], self.val_norms[:limit])
+        """Dice of this rank's part of the validation cases, at most ``limit``, as they are scored."""
+        return evaluate_cases(predictor, share(self.val_entries)[:limit], share(self.val_norms)[:limit])
 
     def evaluate(self, *, final: bool) -> Summary:
-        """Score all validation cases with the averaged weights (the last ones where there is no average)."""
+        """Score all validation cases, each by one rank, with the averaged weights (the last ones where there is no average)."""
         ema, names = self.learner.ema, self.prepared.cohort.table.targets
         predictor = build.mirrored(self.cfg, self.predictor) if final else self.predictor
         start = time.perf_counter()
         with ema.swapped(self.learner.model) if ema else nullcontext():
             found = self.scores(predictor)
-            shown = track(found, len(self.val_entries), "evaluating") if final else found
-            cases = {case: dict(zip(names, dice, strict=True)) for case, dice in shown}
+            shown = track(found, len(share(self.val_entries)), "evaluating") if final else found
+            scored = together(gather(list(shown)))
+        cases = {case: dict(zip(names, dice, strict=True)) for case, dice in scored}
         seconds = time.perf_counter() - start
         self.clock.add("evaluation", seconds)
         summary = summarise(cases)
@@ -164,6 +167,8 @@ class Run:
             cases=cases,
             final=final,
         )
+        for text in self.monitor.health.evaluated(summary.dice, summary.mean_dice, self.share_done(self.progress)):
+            self.monitor.warn("health", text)
         return summary
 
     def remaining(self, progress: Progress) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +18,13 @@ from segspeed.loader.torch_loader import worker_death
 from segspeed.model.networks import count_parameters
 from segspeed.outcome import finish_run
 from segspeed.preparation import Prepared, prepare
-from segspeed.record.live import say, track
+from segspeed.record.live import say, silence, track
 from segspeed.record.run_folder import RunFolder, choose_folder, differing_keys
 from segspeed.record.run_record import RunRecord
 from segspeed.run import Run
 from segspeed.speed.clock import Clock
 from segspeed.speed.precision import Precision, choose_precision
+from segspeed.speed.ranks import first, is_main, joined, same
 from segspeed.speed.signals import catch_stop_signals
 from segspeed.types import Cohort, DataError, Plan, RunStopped, first_line
 
@@ -30,15 +32,28 @@ from segspeed.types import Cohort, DataError, Plan, RunStopped, first_line
 def train(cfg: Config) -> dict[str, Any]:
     """Run, or go on with, the training that ``cfg`` describes; returns what stands in ``result.json``.
 
-    Raises DataError when data or settings are wrong and RunStopped when the run ended early (it can be resumed).
+    Under torchrun the processes train together: rank 0 prepares, speaks and writes. Raises DataError when data or settings
+    are wrong and RunStopped when the run ended early (it can be resumed).
     """
     clock = Clock()
     with clock.measure("setup"):
         device = build.device_from(cfg)
-        cohort = build.cohort_from(cfg.data)
-    folder = choose_folder(cfg.run.root, cohort.folder_name, cfg.run.name)
-    with folder.locked():
-        frozen = reopen(folder, cfg)
+    with joined(device.type == "cuda"), ExitStack() as held:
+        if not is_main():
+            silence()
+        with clock.measure("setup"):
+            cohort = first(lambda: build.cohort_from(cfg.data))
+
+        def open_folder() -> RunFolder | None:
+            if not is_main():
+                return None
+            chosen = choose_folder(cfg.run.root, cohort.folder_name, cfg.run.name)
+            held.enter_context(chosen.locked())
+            return chosen
+
+        opened = first(open_folder)
+        folder = RunFolder(Path(same(str(opened.path) if opened else "")))
+        frozen = first(lambda: reopen(folder, cfg))
         if folder.finished:
             say(f"This run is already complete: {folder.result}. For a longer one choose another run.name.")
             return json.loads(folder.result.read_text(encoding="utf-8"))
@@ -50,21 +65,31 @@ def train_in(
 ) -> dict[str, Any]:
     """The run itself, in a folder that is ours."""
     with clock.measure("cache"):
-        prepared = prepare(cfg, cohort, device.type, track, frozen[1] if frozen else None)
+        prepared = prepare_once(cfg, cohort, device, frozen[1] if frozen else None)
     with clock.measure("setup"):
         name, reason = (frozen[0], "as the run began") if frozen else choose_precision(cfg.precision, device)
+        name = same(name)
         precision = Precision(name, device)
-        write_start(folder, cfg, prepared, name)
+        first(lambda: write_start(folder, cfg, prepared, name) if is_main() else None)
         same_data(folder, prepared)
-        record = RunRecord(folder.record)
+        record = RunRecord(folder.record if is_main() else None)
         model = build.network_from(cfg, prepared.plan, cohort, precision)
-        learner = build.learner_from(cfg, model, precision, prepared.cohort.table)
+        learner = build.learner_from(cfg, model, precision, prepared.cohort.table, prepared.plan)
     announce(prepared, precision, reason, learner, folder)
+    if cfg.schedule.scaling != "none":
+        say(build.scaling_text(cfg, prepared.plan, learner))
     with catch_stop_signals() as stop:
         run = Run(cfg, prepared, learner, folder, record, clock, stop)
         with advice():
             run.go()
     return finish_run(run)
+
+
+def prepare_once(cfg: Config, cohort: Cohort, device: torch.device, frozen: Plan | None) -> Prepared:
+    """`prepare` by rank 0; the others then find its cache and take its Plan."""
+    prepared = first(lambda: prepare(cfg, cohort, device.type, track, frozen) if is_main() else None)
+    plan = same(prepared.plan if prepared else None)
+    return prepared or prepare(cfg, cohort, device.type, track, plan)
 
 
 @contextmanager
@@ -81,8 +106,8 @@ def advice() -> Iterator[None]:
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
             raise
         raise RunStopped(
-            f"out of memory ({first_line(error)}). In this order: a smaller plan.batch with "
-            "train.accumulate to make up for it; memory.checkpointing=all; a smaller plan.patch"
+            f"out of memory ({first_line(error)}). In this order: a smaller plan.batch with train.accumulate to make up for it; "
+            "memory.checkpointing=all; a smaller plan.patch; or memory.limit, which chooses all three"
         ) from error
 
 
@@ -177,4 +202,6 @@ def announce(prepared: Prepared, precision: Precision, reason: str, learner: Lea
         f"{count_parameters(learner.model) / 1e6:.1f} M parameters"
     )
     say(f"Device {precision.device}, precision {precision.name}: {reason}")
+    for text in learner.cautions(plan.batch, plan.accumulate):
+        say(f"warning: {text}")
     say(f"Run folder: {folder.path}")

@@ -7,13 +7,15 @@ from pathlib import Path
 
 
 def available_cpus() -> int:
-    """Processors of this process: its affinity mask, further limited by a cgroup v2 quota (containers, SLURM)."""
+    """Processors of this process: its affinity mask, further limited by a cgroup v2 quota (containers, SLURM), and divided
+    among the ranks that torchrun started on this machine."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
+        cpus = cpus if quota == "max" else min(cpus, int(quota) // int(period))
     except (OSError, ValueError):
-        return cpus  # no cgroup v2: the mask is all there is to know
-    return cpus if quota == "max" else max(1, min(cpus, int(quota) // int(period)))
+        pass  # no cgroup v2: the mask is all there is to know
+    return max(1, cpus // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def loader_workers(requested: int | str, device_type: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from segspeed.types import RunStopped, first_line
+from segspeed.types import RunStopped
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=6)  # a rank waits this long for another that prepares data
@@ -95,16 +95,15 @@ def first(work: Callable[[], T]) -> T:
     if ranks() == 1:
         return work()
     if not is_main():
-        failed = same("")
-        if failed:
-            raise RunStopped(f"rank 0 ended: {failed}")
+        if same(False):
+            raise RunStopped(f"rank {rank()} ends, since rank 0 did; its message tells why")
         return work()
     try:
         done = work()
-    except BaseException as error:
-        same(first_line(error))
+    except BaseException:
+        same(True)
         raise
-    same("")
+    same(False)
     return done
 
 

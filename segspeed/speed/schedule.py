@@ -62,3 +62,13 @@ def learning_rate_factor(progress: float, *, name: str, warmup: float, power: fl
         return 1.0
     shape = 0.5 * (1 + math.cos(math.pi * x)) if name == "cosine" else (1 - x) ** power
     return final + (1 - final) * shape
+
+
+def rate_scale(scaling: str, effective: int, reference: int | None) -> float:
+    """Factor on the learning rate of a batch of ``reference`` patches for one of ``effective``: linear (Goyal et al. 2017),
+    or the square root (Krizhevsky 2014; with Adam the better founded, Malladi et al. 2022); 1 for "none"."""
+    if scaling == "none":
+        return 1.0
+    assert reference is not None, "the settings refuse scaling without a reference"
+    ratio = effective / reference
+    return ratio if scaling == "linear" else math.sqrt(ratio)

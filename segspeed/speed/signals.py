@@ -21,10 +21,6 @@ class StopRequest:
 
     signal: int | None = None
 
-    @property
-    def name(self) -> str:
-        return signal.Signals(self.signal).name if self.signal else ""
-
 
 @contextmanager
 def catch_stop_signals() -> Iterator[StopRequest]:

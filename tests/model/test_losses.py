@@ -5,7 +5,16 @@ import pytest
 import torch
 from monai.losses import DiceCELoss as MonaiDiceCE
 
-from segspeed.model.losses import DiceCELoss, RegionTargets, deep_supervision, halving_weights, subsample
+from segspeed.model.losses import (
+    DiceCELoss,
+    RegionTargets,
+    StepDice,
+    deep_supervision,
+    halving_weights,
+    pools_batch,
+    step_sums,
+    subsample,
+)
 
 
 def test_perfect_and_hopeless_predictions_by_hand():
@@ -109,3 +118,67 @@ def test_accumulated_samples_with_ignored_voxels_equal_the_batch(regions):
     loss = DiceCELoss(regions=regions, ignore_index=3)
     single = sum(loss(logits[n : n + 1], label[n : n + 1]) for n in range(3)) / 3
     assert loss(logits, label).item() == pytest.approx(single.item(), rel=1e-5)
+
+
+def test_batch_dice_by_hand():
+    """Two samples of 8 voxels, no idea (p = 1/2): one with 8 voxels of the class, one with none."""
+    label = torch.zeros(2, 2, 2, 2, dtype=torch.int16)
+    label[0] = 1
+    logits = torch.zeros(2, 2, 2, 2, 2)
+    # apart: 2 * 4 / (4 + 8) = 2/3 and 0; pooled: 2 * 4 / (8 + 8) = 1/2
+    assert DiceCELoss(ce_weight=0)(logits, label).item() == pytest.approx(1 - (2 / 3 + 0) / 2, abs=1e-5)
+    assert DiceCELoss(ce_weight=0, batch_dice=True)(logits, label).item() == pytest.approx(1 / 2, abs=1e-5)
+
+
+def test_batch_dice_agrees_with_monai():
+    torch.manual_seed(0)
+    logits, label = torch.randn(3, 4, 6, 5, 7), torch.randint(0, 4, (3, 6, 5, 7))
+    theirs = MonaiDiceCE(
+        include_background=False, to_onehot_y=True, softmax=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5
+    )
+    ours = DiceCELoss(batch_dice=True)
+    assert ours(logits, label).item() == pytest.approx(theirs(logits, label.unsqueeze(1)).item(), rel=1e-5)
+    assert ours(logits, label).item() != pytest.approx(DiceCELoss()(logits, label).item(), rel=1e-5)
+
+
+def test_who_pools_over_the_batch():
+    assert pools_batch(DiceCELoss(batch_dice=True))
+    assert pools_batch(MonaiDiceCE(batch=True))
+    assert pools_batch(RegionTargets(monai.losses.DiceLoss(sigmoid=True, batch=True), ((1, 2), (2,))))
+    assert not pools_batch(DiceCELoss())
+    assert not pools_batch(MonaiDiceCE())
+    assert not pools_batch(torch.nn.functional.mse_loss)
+
+
+@pytest.mark.parametrize("regions", [(), ((1, 2), (2,))], ids=["classes", "regions"])
+@pytest.mark.parametrize("ignore", [None, 3], ids=["all", "ignore"])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 2, 1), (1, 5)], ids=str)
+def test_batch_dice_of_micro_batches_with_the_sums_of_the_step_is_that_of_their_union(regions, ignore, sizes):
+    g = torch.Generator().manual_seed(0)
+    label = torch.randint(0, 3 if ignore is None else 4, (6, 8, 4, 8), generator=g)
+    label[0] = 0  # a sample without foreground
+    shapes = [(8, 4, 8), (4, 2, 4)]  # two heads
+    heads = [torch.randn(6, 2 if regions else 3, *s, generator=g, requires_grad=True) for s in shapes]
+    loss = DiceCELoss(batch_dice=True, regions=regions, ignore_index=ignore)
+    whole = deep_supervision(loss, heads, label)
+    expected = torch.autograd.grad(whole, heads)
+    rows = [slice(sum(sizes[:n]), sum(sizes[: n + 1])) for n in range(len(sizes))]
+    sums = sum(step_sums(loss, [h[r] for h in heads], label[r]) for r in rows)
+    value = sum(
+        size / 6 * deep_supervision(loss, [h[r] for h in heads], label[r], sums, size / 6)
+        for r, size in zip(rows, sizes, strict=True)
+    )
+    assert value.item() == pytest.approx(whole.item(), abs=1e-6)
+    for found, wanted in zip(torch.autograd.grad(value, heads), expected, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+        assert wanted.abs().max() > 1e-4, "the tolerance could see a difference"
+    apart = sum(
+        size / 6 * deep_supervision(loss, [h[r] for h in heads], label[r]) for r, size in zip(rows, sizes, strict=True)
+    )
+    assert abs(apart.item() - whole.item()) > 1e-4, "without the sums it is another loss"
+
+
+def test_sums_need_a_pooled_dice():
+    loss = DiceCELoss()
+    with pytest.raises(AssertionError, match="single samples"):
+        loss(torch.zeros(1, 2, 2, 2, 2), torch.zeros(1, 2, 2, 2), StepDice(torch.ones(2, 1), 0.5))

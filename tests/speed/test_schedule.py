@@ -1,11 +1,16 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from segspeed import build
 from segspeed.speed.cadence import Cadence
-from segspeed.speed.schedule import BudgetHorizon, StepHorizon, learning_rate_factor
+from segspeed.speed.precision import Precision
+from segspeed.speed.schedule import BudgetHorizon, StepHorizon, learning_rate_factor, rate_scale
+from segspeed.types import LabelTable, Plan
+from segspeed.validate import SettingsError
 
 
 def test_cosine_by_hand():
@@ -60,3 +65,61 @@ def test_cadence_keeps_its_share():
 
 def test_no_share_no_evaluation():
     assert not Cadence(share=0.0, cost=1.0).due(1e6, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "effective", "reference", "factor"),
+    [
+        ("none", 16, None, 1.0), ("none", 16, 2, 1.0), ("linear", 16, 2, 8.0), ("linear", 2, 8, 0.25),
+        ("sqrt", 8, 2, 2.0), ("sqrt", 2, 8, 0.5), ("linear", 6, 6, 1.0), ("sqrt", 6, 6, 1.0),
+    ],
+)  # fmt: skip
+def test_scaling_by_hand(scaling, effective, reference, factor):
+    assert rate_scale(scaling, effective, reference) == pytest.approx(factor)
+
+
+def plan(batch, accumulate):
+    return Plan(
+        spacing=(1.0, 1.0, 1.0), patch=(16, 16, 16), batch=batch, accumulate=accumulate, features=(4, 8, 16),
+        strides=((1, 1, 1), (2, 2, 2), (2, 2, 2)), kernels=((3, 3, 3),) * 3, normalisation=("zscore",), ct_norm=(None,),
+    )  # fmt: skip
+
+
+def learner(cfg, batch, accumulate):
+    precision = Precision("fp32", torch.device("cpu"))
+    return build.learner_from(cfg, torch.nn.Linear(1, 1), precision, LabelTable.numbered(1), plan(batch, accumulate))
+
+
+def test_the_rate_of_a_run_is_scaled_and_warms_up_to_it(settings):
+    cfg = settings("optimizer.lr=1e-3", "schedule.scaling=linear", "schedule.reference_batch=2", "schedule.warmup=0.2")
+    made = learner(cfg, batch=2, accumulate=4)
+    assert build.effective_batch(plan(2, 4)) == 8
+    assert made.peak_rates == pytest.approx([4e-3])
+    assert made.set_rate(0.1) == pytest.approx(2e-3)  # half of the warmup
+    assert made.set_rate(0.2) == pytest.approx(4e-3)
+    assert build.scaling_text(cfg, plan(2, 4), made) == (
+        "Learning rate 0.004: optimizer.lr=0.001 for a batch of 2, linear scaling to 2 x 4 x 1 rank, warmup over 20% of the run"
+    )
+    root = settings("optimizer.lr=1e-3", "schedule.scaling=sqrt", "schedule.reference_batch=2")
+    assert learner(root, batch=2, accumulate=4).peak_rates == pytest.approx([2e-3])
+    assert learner(settings("optimizer.lr=1e-3"), batch=2, accumulate=4).peak_rates == pytest.approx([1e-3])
+
+
+def test_ranks_count_into_the_effective_batch(settings, monkeypatch):
+    monkeypatch.setattr("segspeed.build.ranks", lambda: 4)
+    cfg = settings("optimizer.lr=1e-3", "schedule.scaling=linear", "schedule.reference_batch=8")
+    assert learner(cfg, batch=2, accumulate=2).peak_rates == pytest.approx([2e-3])
+    assert "2 x 2 x 4 ranks" in build.scaling_text(cfg, plan(2, 2), learner(cfg, 2, 2))
+
+
+def test_scaling_without_a_reference_is_refused(settings):
+    with pytest.raises(SettingsError, match=r"schedule.scaling=sqrt needs schedule.reference_batch=N"):
+        settings("schedule.scaling=sqrt")
+
+
+def test_an_exact_batch_dice_needs_a_loss_that_pools(settings):
+    from segspeed.types import SettingError
+
+    assert learner(settings("loss.batch_dice=true", "train.exact_batch_dice=true"), 2, 2).exact_batch_dice
+    with pytest.raises(SettingError, match="loss=dice_ce with loss.batch_dice=true"):
+        learner(settings("train.exact_batch_dice=true"), 2, 2)

@@ -60,7 +60,13 @@ def main(cfg: Config) -> int:
     show(cohort, good, problems)
     say(f"Report: {folder / 'check.html'} (open it in a browser); for programs: {folder / 'check.json'}")
     if any(p.severity == "error" for p in problems):
-        say("Training would be wrong. Mend the files, or leave cases out with 'data.exclude=[id,id]'.")
+        wrong = list(dict.fromkeys(p.case for p in problems if p.severity == "error" and p.case))
+        leave = (
+            f", or leave cases out with 'data.exclude=[{','.join(wrong[:5])}{',...' if len(wrong) > 5 else ''}]'"
+            if wrong
+            else ""
+        )
+        say(f"Training would be wrong. Mend what is listed{leave}.")
         return 1
     say("Next: look through its pictures, then python -m segspeed.train with the same data settings")
     say("(python -m data_prep.prepare builds the cache first)")

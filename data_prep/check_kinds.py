@@ -140,8 +140,33 @@ KINDS: dict[str, Kind] = {
     ),
     "resampled-label": Kind(
         "Labels brought onto the image's grid",
-        "By nearest neighbours, because data.resample_labels asks for it.",
+        "Each class linearly, the largest share wins; because data.resample_labels asks for it.",
         "Look at the picture: do the outlines fit?",
+    ),
+    "label-elsewhere": Kind(
+        "The label lies outside its image",
+        "Most of its foreground would be lost: it is likely to belong to another image.",
+        "Give the right label, or leave the case out.",
+    ),
+    "label-without-image": Kind(
+        "A label without an image",
+        "No image has its name, so nothing is learnt from it.",
+        "Add the image, or exclude it.",
+    ),
+    "maybe-ct": Kind(
+        "Values that look like CT",
+        "A channel that is not called CT is normalised by each case's own mean, which spoils absolute HU.",
+        "Name it: data.channels=[CT].",
+    ),
+    "maybe-one-patient": Kind(
+        "Ids that speak of one patient",
+        "Time points of a patient on both sides of the split make the Dice a lie.",
+        "A patient column, or data.patient_pattern.",
+    ),
+    "maybe-one-class": Kind(
+        "Two classes that never meet",
+        "Two hospitals may have written one structure with two values (1 and 255).",
+        "Merge them with data.classes, or data.class_names={organ: [1, 255]}.",
     ),
     "no-picture": Kind("A picture could not be written", "Nothing else depends on it.", "Is the disk full?"),
     "outlier": Kind(

@@ -74,13 +74,14 @@ def cohort_from(data: DataConfig) -> Cohort:
 
     Raises DataError when an excluded id or a class of ``swap_on_flip`` does not exist.
     """
-    cohort = make(data)
+    cohort = make(data, exclude=data.exclude)
     if not isinstance(cohort, Cohort):
         raise SettingError(f"{data.target} returned {type(cohort).__name__}; a data source returns a Cohort")
-    ids = {c.id for c in cohort.cases}
+    ids = {c.id for c in cohort.cases} | {p.case for p in cohort.problems}
     unknown = [i for i in data.exclude if i not in ids]
     if unknown:
         raise SettingError(f"data.exclude names cases the cohort does not have: {', '.join(unknown)}")
+    _check_cases(cohort)
     kept = tuple(_known(c, data) for c in cohort.cases if c.id not in set(data.exclude))
     if not kept:
         raise DataError(f"the cohort {cohort.name} has no cases left")
@@ -93,10 +94,28 @@ def cohort_from(data: DataConfig) -> Cohort:
     )
     chosen = dataclasses.replace(
         cohort, name=data.name or cohort.name, cases=kept, labels=table.classes, background=table.background,
-        ignore=table.ignore, regions=table.regions,
+        ignore=table.ignore, regions=table.regions, problems=tuple(p for p in cohort.problems if p.case not in data.exclude),
     )  # fmt: skip
     output_pairs(data, chosen)
     return chosen
+
+
+def _check_cases(cohort: Cohort) -> None:
+    """Raises DataError with the cases that no report could name, or that have no image."""
+    odd = [c.id for c in cohort.cases if not _is_text(c)]
+    bare = [c.id for c in cohort.cases if not c.images]
+    if odd:
+        raise DataError(f"file names that are no text (UTF-8); rename: {', '.join(map(ascii, odd[:10]))}")
+    if bare:
+        raise DataError(f"cases without an image: {', '.join(bare[:10])}")
+
+
+def _is_text(case: Case) -> bool:
+    try:
+        "".join([case.id, *map(str, case.images), str(case.label or "")]).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _known(case: Case, data: DataConfig) -> Case:
@@ -109,9 +128,10 @@ def _known(case: Case, data: DataConfig) -> Case:
             found = re.search(pattern, case.id)
         except re.error as error:
             raise SettingError(f"data.{key}_pattern={pattern} is no regular expression: {error}") from error
-        if found is None or not found.groups() or found[1] is None:
+        if found is None or not found.groups() or not found[1]:
             raise SettingError(
-                f"data.{key}_pattern={pattern} finds no group in the case id {case.id}; it needs one in brackets, p(\\d+)_"
+                f"data.{key}_pattern={pattern} finds nothing in the case id {case.id}; it needs a group in brackets that holds "
+                f"text, as in 'data.{key}_pattern=\"(p[0-9]+)\"'"
             )
         told[key] = found[1]
     return dataclasses.replace(case, **told) if told else case
@@ -301,7 +321,9 @@ def loader_from(
     pin = cfg.loader.pin_memory
     turn = {"rank": rank(), "ranks": ranks()}
     if ranks() > 1 and not set(turn) <= accepted_by(cfg.loader):
-        raise SettingError(f"{cfg.loader.target} takes no rank and ranks, so it cannot share samples out to several processes")
+        raise SettingError(
+            f"{cfg.loader.target} takes no rank and ranks, so it cannot share samples out to several processes"
+        )
     return make(
         cfg.loader,
         sampler,

@@ -289,7 +289,8 @@ class EvaluationConfig(Strict):
 
 class MemoryConfig(Strict):
     limit: Annotated[Literal["auto"] | Size, BeforeValidator(parse_size)] | None = Field(
-        None, description="of training, e.g. 8GB: patch, batch and checkpointing are made to fit; auto: most of what is free"
+        None,
+        description="of training, e.g. 8GB: patch, batch and checkpointing are made to fit; auto: most of what is free",
     )
     checkpointing: Literal["auto", "none", "all"] | tuple[str, ...] = Field(
         "auto", description="recomputed activations: none, all, module names; auto: as few blocks as the limit needs"

@@ -69,7 +69,8 @@ def of_folders(cfg: EvaluateConfig) -> Task:
     predictions = Path(cfg.predictions)
     pairs = find_pairs(predictions, Path(cfg.labels))
     if cfg.class_names is None:
-        labels = LabelTable(classes_of([p.reference for p in pairs]), ignore=cfg.ignore)
+        found = classes_of([p.reference for p in pairs])
+        labels = LabelTable({n: v for n, v in found.items() if v[0] not in cfg.ignore}, ignore=cfg.ignore)
     else:
         named = {n: (v if isinstance(v, tuple) else (v,)) for n, v in cfg.class_names.items()}
         classes, regions = regions_of(named)
@@ -88,7 +89,7 @@ def of_run(cfg: EvaluateConfig, device: torch.device, failed: list[str]) -> Task
     from segspeed.scoring.pairs import ScorePair
     from segspeed.speed.ranks import first, gather, share
     from segspeed.stamp import claim, stamp_of
-    from segspeed.trained import load_runs, with_values_of
+    from segspeed.trained import load_runs, seen_before, with_values_of
 
     assert cfg.run is not None
     runs = load_runs(cfg.run, cfg, device)
@@ -105,6 +106,11 @@ def of_run(cfg: EvaluateConfig, device: torch.device, failed: list[str]) -> Task
     else:
         cohort = build.cohort_from(cfg.data)
         cases = list(cohort.cases)
+        known = sorted({i for r in runs for i in seen_before(r, cases)})
+        if known:
+            say(
+                f"warning: {len(known)} of these cases were trained on, so their Dice says little: {', '.join(known[:10])}"
+            )
     bare = [c.id for c in cases if c.label is None]
     if bare:
         raise DataError(

@@ -38,6 +38,16 @@ def output_path(output: Path, case: str) -> Path:
     return output / f"{re.sub(r'[/:]', '_', case)}.nii.gz"
 
 
+def file_names(targets: Sequence[str]) -> list[str]:
+    """Names of targets as parts of file names, each another."""
+    found: list[str] = []
+    for name in targets:
+        plain = re.sub(r"[/:]", "_", name)
+        number = sum(re.sub(r"[/:]", "_", t) == plain for t in targets[: len(found)])
+        found.append(f"{plain}_{number + 1}" if number else plain)
+    return found
+
+
 def predict_cases(
     runs: Sequence[TrainedRun],
     cases: Sequence[Case],
@@ -92,7 +102,8 @@ class _Maps:
 
     def volumes_ml(self, labels: LabelTable) -> dict[str, float]:
         voxel = abs(float(np.linalg.det(np.array(self.geometry.affine)[:3, :3]))) / 1000
-        counts = np.bincount(self.classes.ravel(), minlength=len(labels.classes) + 1)
+        size = len(labels.classes) + 1  # a plane at a time: counting takes 8 bytes a voxel
+        counts = np.sum([np.bincount(plane.ravel(), minlength=size) for plane in self.classes], axis=0)
         return {
             name: round(float(counts[list(members)].sum()) * voxel, 4)
             for name, members in zip(labels.targets, labels.members, strict=True)
@@ -147,12 +158,8 @@ def _kept(native: Planes, out: np.ndarray, geometry: Geometry, axis: int, labels
 def _write(maps: _Maps, output: Path, case: str, labels: LabelTable) -> None:
     path = output_path(output, case)
     if maps.shares is not None:
-        for name, share in zip(labels.targets, maps.shares, strict=True):
-            save_probability(
-                path.with_name(f"{path.name[:-7]}.{re.sub(r'[/:]', '_', name)}.probability.nii.gz"),
-                share,
-                maps.geometry,
-            )
+        for name, share in zip(file_names(labels.targets), maps.shares, strict=True):
+            save_probability(path.with_name(f"{path.name[:-7]}.{name}.probability.nii.gz"), share, maps.geometry)
     save_label_map(path, maps.classes, maps.geometry, labels.classes)  # last: a case whose label map is there is done
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from segspeed.record.checkpoints import BEST, LAST, load_checkpoint
 from segspeed.record.run_folder import RunFolder
 from segspeed.speed.ema import WeightAverage
 from segspeed.speed.precision import DTYPES, Precision
-from segspeed.types import Cohort, DataError, Plan, Split, first_line
+from segspeed.types import Case, Cohort, DataError, Plan, Split, first_line
 
 TRUSTED = ("segspeed", "monai", "torch")
 
@@ -123,6 +123,19 @@ def with_values_of(cohort: Cohort, other: Cohort) -> Cohort:
     return dataclasses.replace(
         cohort,
         labels={name: other.labels[name] for name in cohort.class_names},
-        background=other.background,
+        background=(*other.background, *_rest(cohort, other)),
         ignore=other.ignore,
     )
+
+
+def _rest(cohort: Cohort, other: Cohort) -> list[int]:
+    """Values of the classes of ``other`` that ``cohort`` does not know: background to it, where it has regions."""
+    if not cohort.regions:
+        return []
+    return [v for name, values in other.labels.items() if name not in cohort.labels for v in values]
+
+
+def seen_before(run: TrainedRun, cases: Sequence[Case]) -> list[str]:
+    """Cases whose image files are those of a case that the run was trained on."""
+    trained = {p.resolve() for i in run.split.train for p in run.cohort.case(i).images}
+    return [c.id for c in cases if any(p.resolve() in trained for p in c.images)]

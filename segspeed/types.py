@@ -123,13 +123,24 @@ class LabelTable:
 
 
 @dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with one file, as `data_prep.check` reports it."""
+
+    case: str
+    file: str
+    severity: Severity
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Cohort:
     """Cases with the names of their channels and classes.
 
     ``labels`` maps a foreground class name to the values that mean it in the files (several values are merged).
     In arrays a class has the index of its place here plus one; 0 is background. ``background``, ``ignore`` and ``regions``
     as in `LabelTable`. ``splits`` is what the source itself prescribes (empty: the folds are drawn by
-    ``segspeed.data.split``).
+    ``segspeed.data.split``), ``problems`` what it found wrong: files that belong to no case.
     """
 
     name: str
@@ -140,6 +151,7 @@ class Cohort:
     background: tuple[int, ...] = ()
     ignore: tuple[int, ...] = ()
     regions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
 
     @property
     def table(self) -> LabelTable:
@@ -160,17 +172,6 @@ class Cohort:
             if case.id == case_id:
                 return case
         raise KeyError(case_id)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong with one file, as `data_prep.check` reports it."""
-
-    case: str
-    file: str
-    severity: Severity
-    kind: str
-    message: str
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def test_nested_components_are_built():
 
 
 def cohort():
-    cases = tuple(Case(f"c{i}", (), None) for i in range(3))
+    cases = tuple(Case(f"c{i}", (Path("i.nii"),), None) for i in range(3))
     return Cohort("x", cases, {"left": (1,), "right": (2,)}, ("CT",))
 
 

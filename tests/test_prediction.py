@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 import json
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from torch import nn
 from segspeed.config_inference import PredictConfig
 from segspeed.evaluation import Predictor
 from segspeed.infer.sliding import Window
-from segspeed.inputs import find_cases
-from segspeed.prediction import Outcome, output_path, predict_cases
+from segspeed.inputs import find_cases, label_notes
+from segspeed.prediction import Outcome, file_names, output_path, predict_cases
 from segspeed.speed.precision import Precision
 from segspeed.trained import TrainedRun, load_run, load_runs
 from segspeed.training import train
@@ -159,6 +160,40 @@ def test_finding_cases(tmp_path, write):
     assert [c.id for c in find_cases(tmp_path / "one", ["CT"])] == ["x"], "nnU-Net's names for one channel"
 
 
+def test_finding_cases_by_a_glob(tmp_path, write):
+    v = np.zeros((3, 3, 3), np.uint8)
+    for name in ("p1/a_ct.nii.gz", "p1/a_seg.nii.gz", "p2/a_ct.nii", "p2/a_0000.nii.gz", "p2/a_0001.nii.gz"):
+        write(tmp_path / name, v)
+    assert [c.id for c in find_cases(tmp_path / "**/*_ct.nii*", ["CT"])] == ["p1_a", "p2_a"]
+    (case,) = find_cases(tmp_path / "*/*_000?.nii.gz", ["CT", "PET"][:0] or ["CT"])[:1]
+    assert case.images[0].name == "a_0000.nii.gz"
+    (case,) = find_cases(tmp_path / "*/a_0*.nii.gz", ["CT"])[:1]
+    assert case.id == "p2_000"
+    (case,) = find_cases(tmp_path / "p2/*0?.nii.gz", ["CT", "PET"])[:1]
+    with pytest.raises(DataError, match=r"a_ct\.nii\.gz lies below: 'input=.*/\*\*/\*\.nii\.gz\"'"):
+        find_cases(tmp_path, ["CT"])
+    with pytest.raises(DataError, match=r"there is no folder .*/none"):
+        find_cases(tmp_path / "none/*.nii", ["CT"])
+    os.mkfifo(tmp_path / "pipe.nii")
+    with pytest.raises(DataError, match="not a regular file"):
+        find_cases(tmp_path / "pipe.nii", ["CT"])
+
+
+def test_label_maps_among_the_images_are_named(tmp_path, write):
+    rng = np.random.default_rng(0)
+    labels = np.zeros((12, 12, 12), np.uint8)
+    labels[3:6, 2:9, 4:] = 3
+    write(tmp_path / "a_seg.nii.gz", labels)
+    write(tmp_path / "a_ct.nii.gz", rng.normal(0, 300, (12, 12, 12)).astype(np.int16))
+    write(tmp_path / "b_ct.nii.gz", rng.integers(0, 255, (12, 12, 12)).astype(np.uint8))
+    write(tmp_path / "mask.nii", (labels > 0).astype(np.float32))
+    write(tmp_path / "share.nii", (labels / 6).astype(np.float32))
+    (tmp_path / "broken.nii.gz").write_bytes(b"none")
+    (note,) = label_notes(find_cases(tmp_path, ["CT"]))
+    assert note.startswith("note: a_seg.nii.gz, mask.nii look like label maps")
+    assert label_notes(find_cases(tmp_path / "*_ct.nii.gz", ["CT"])) == []
+
+
 @pytest.mark.parametrize(
     ("names", "channels", "text"),
     [
@@ -288,3 +323,7 @@ def test_odd_contents_of_a_run_folder_are_told(run_folder, name, content, text):
         load_run(run_folder, how(run_folder), torch.device("cpu"))
     with pytest.raises(DataError, match="is a file"):
         load_run(run_folder / name, how(run_folder), torch.device("cpu"))
+
+
+def test_every_target_has_a_file_of_its_own():
+    assert file_names(["a/b", "a:b", "a_b", "c"]) == ["a_b", "a_b_2", "a_b_3", "c"]

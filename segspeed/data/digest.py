@@ -21,7 +21,7 @@ def hash_file(path: Path) -> str:
 
 
 def hash_text(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class Memo:
@@ -34,13 +34,13 @@ class Memo:
         self.path = path
         self.known: dict[str, object] = {}
         if path is not None and path.exists():
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8", errors="replace") as file:
                 for line in file:
                     try:
                         key, value = json.loads(line)
-                    except ValueError:
-                        continue  # torn by a kill: the work is simply done again
-                    self.known[key] = value
+                        self.known[str(key)] = value
+                    except (ValueError, TypeError, RecursionError):
+                        continue  # torn by a kill, or damaged: the work is simply done again
 
     def get(self, key: str) -> object | None:
         return self.known.get(key)

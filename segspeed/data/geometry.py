@@ -6,6 +6,7 @@ NIfTI ``(i, j, k)`` -> closest canonical RAS (by flips and swaps, never by inter
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import zlib
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 from nibabel.filebasedimages import ImageFileError
-from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
+from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 from nibabel.spatialimages import HeaderDataError
 
 from segspeed.types import Case, DataError, Geometry, Shape3, Triple, first_line
@@ -23,6 +24,7 @@ from segspeed.types import Case, DataError, Geometry, Shape3, Triple, first_line
 _RAS = axcodes2ornt(("R", "A", "S"))
 SHEAR = 0.01  # largest cosine between two axes that counts as a right angle (half a degree)
 NOISE = 1e-4
+DEFLATE_MOST = 1032  # bytes that one compressed byte can stand for
 UNREADABLE = (
     OSError, EOFError, ImageFileError, HeaderDataError, zlib.error, ValueError, OverflowError, MemoryError
 )  # fmt: skip
@@ -144,21 +146,40 @@ def _read_any(path: Path, scaled: bool, channels: int | None) -> list[Volume]:
         raise VolumeError("bad-affine", "the affine in the header holds NaN or infinity; the file has lost its place")
     if (lengths <= 0).any():
         raise VolumeError("bad-affine", f"voxel sizes {lengths.tolist()} mm in the header: they must be positive")
+    if abs(np.linalg.det(affine[:3, :3])) < 1e-6 * float(lengths.prod()):
+        raise VolumeError("bad-affine", "the affine maps two axes onto one; the header is damaged")
     ornt = io_orientation(affine)
     if np.isnan(ornt).any():
         raise VolumeError("bad-affine", "the affine maps two axes onto one; the header is damaged")
     notes += _header_notes(image.header, affine)
     apart = _forms_apart_mm(image.header, spatial)
     i, j, k = (float(lengths[int(np.where(ornt[:, 0] == axis)[0][0])]) for axis in range(3))
-    raw = np.asanyarray(image.dataobj)
+    raw = _voxels(path, image)
     found = []
     for array in [raw.reshape(spatial)] if channels is None else [raw[..., n] for n in range(channels)]:
-        array = array.astype(np.float32 if scaled else _exact(raw.dtype), copy=False)
         canonical = apply_orientation(array, ornt_transform(ornt, _RAS)).transpose(2, 1, 0)
-        found.append(
-            Volume(np.ascontiguousarray(canonical), affine, spatial, ornt, (k, j, i), tuple(notes), _step(image), apart)
-        )
+        voxels = np.ascontiguousarray(canonical, np.float32 if scaled else _exact(raw.dtype))
+        found.append(Volume(voxels, affine, spatial, ornt, (k, j, i), tuple(notes), _step(image), apart))
     return found
+
+
+def _voxels(path: Path, image: nib.spatialimages.SpatialImage) -> np.ndarray:
+    """The file's voxels as its header has them. A compressed file is read to its very end, where its checksum stands."""
+    claimed = int(np.prod(image.shape)) * image.get_data_dtype().itemsize
+    if path.suffix.lower() != ".gz":
+        return np.asanyarray(image.dataobj)
+    if claimed > DEFLATE_MOST * path.stat().st_size + 2**20:
+        raise VolumeError(
+            "unreadable",
+            f"its header speaks of {claimed / 1e6:.0f} MB of voxels, more than {path.stat().st_size} compressed bytes can "
+            "hold; the file is damaged or cut short, copy it again from its source",
+        )
+    with gzip.open(path) as stream:
+        whole = type(image).from_file_map({"image": nib.FileHolder(fileobj=stream)})
+        raw = np.asanyarray(whole.dataobj)
+        while stream.read(2**20):
+            continue
+    return raw
 
 
 def to_file_axes(array: np.ndarray, geometry: Geometry) -> np.ndarray:
@@ -166,6 +187,20 @@ def to_file_axes(array: np.ndarray, geometry: Geometry) -> np.ndarray:
     assert array.shape == geometry.shape, f"{array.shape} is not the canonical shape {geometry.shape}"
     back = ornt_transform(_RAS, np.asarray(geometry.ornt, dtype=float))
     return apply_orientation(array.transpose(2, 1, 0), back)
+
+
+def canonical_affine(volume: Volume) -> np.ndarray:
+    """4x4 from canonical (i, j, k) indices, those of ``array`` turned round, to world mm."""
+    return volume.affine @ inv_ornt_aff(volume.ornt, volume.file_shape)
+
+
+def off_grid_mm(volume: Volume, other: Volume) -> float:
+    """How far the corners of two volumes lie apart in mm; infinitely where their shapes differ. The order of axes in the files
+    does not matter."""
+    if volume.shape != other.shape:
+        return float("inf")
+    d, h, w = volume.shape
+    return corner_distance_mm(canonical_affine(volume), (w, h, d), canonical_affine(other), (w, h, d))
 
 
 def corner_distance_mm(affine_a: np.ndarray, shape_a: Shape3, affine_b: np.ndarray, shape_b: Shape3) -> float:
@@ -194,6 +229,8 @@ def _why(path: Path, error: BaseException) -> str:
         return "cannot be read: permission denied"
     if isinstance(error, MemoryError):
         return "asks for more memory than there is; its header is damaged, or the volume is too large"
+    if path.name.startswith("._"):
+        return "is a companion file of macOS (._), not a volume; leave it out"
     if path.name.lower().endswith(".gz") and path.stat().st_size >= 2:
         with open(path, "rb") as file:
             if file.read(2) != b"\x1f\x8b":

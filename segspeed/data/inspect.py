@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,15 +13,16 @@ from pathlib import Path
 import numpy as np
 
 from segspeed.data.digest import Memo, hash_file, hash_text, stamp
-from segspeed.data.geometry import Volume, VolumeError, read_channels, read_volume
+from segspeed.data.geometry import Volume, VolumeError, off_grid_mm, read_channels, read_volume
 from segspeed.data.labels import index_of_values, to_class_indices
 from segspeed.data.pool import run_jobs
-from segspeed.data.preprocess import content_box, is_ct, label_on_grid, off_grid_mm
+from segspeed.data.preprocess import content_box, is_ct, label_on_grid, share_outside
 from segspeed.data.thumbnail import save_thumbnail
 from segspeed.jsonio import from_plain, to_plain
 from segspeed.types import Case, CaseFacts, Cohort, LabelTable, Problem, Severity
 
-FORMAT = 2  # of the memo; raise it when CaseFacts or a rule changes
+FORMAT = 3  # of the memo; raise it when CaseFacts or a rule changes
+MOSTLY = 0.5  # of a label's foreground outside its image: it belongs to another
 ODD_RATIO = 10.0  # a spacing this many times off the cohort's median is odd
 COARSE = 3.0  # an axis this many times coarser than the finest
 SAMPLES = 2000  # foreground intensities kept a case and channel
@@ -33,8 +36,11 @@ SEVERITY: dict[str, Severity] = {
     "anisotropic": "info",
     "below-air": "info",
     "mapped-values": "info",
-    "resampled-label": "info",
     "no-picture": "info",
+    "resampled-label": "warning",
+    "maybe-ct": "warning",
+    "maybe-one-patient": "warning",
+    "maybe-one-class": "warning",
     "no-orientation": "warning",
     "two-orientations": "warning",
     "constant-image": "warning",
@@ -82,15 +88,21 @@ def inspect_case(case: Case, rules: Rules) -> CaseFacts:
     if label is not None and label_volume is not None and first is not None:
         off = _off_grid(label_volume, first, rules.tolerance_mm)
         if off and rules.resample_labels:
-            label = label_on_grid(label, label_volume, first)
-            report(case.label, "resampled-label", f"{off}; brought onto the image's grid")
+            lost = share_outside(label, label_volume, first)
+            if lost > MOSTLY:
+                text = f"{off}: {lost:.0%} of its foreground lies outside its image; is it another image's?"
+                report(case.label, "label-elsewhere", text)
+            else:
+                label = label_on_grid(label, label_volume, first)
+                gone = f"; {lost:.1%} of its foreground lies outside the image" if lost else ""
+                report(case.label, "resampled-label", f"{off}; brought onto the image's grid{gone}")
         elif off:
             _same_grid(report, case.label, label_volume, first, rules.tolerance_mm, "its image")
         elif np.array_equal(label_volume.array, first.array):
             report(case.label, "image-is-label", "image and label hold the same voxels; one was copied over the other")
     if first is None or any(p.severity == "error" and p.kind not in ACCEPTABLE for p in found):
         return CaseFacts(id=case.id, digest=digest, problems=tuple(found))
-    arrays = np.stack([v.array for v in images if v is not None])
+    arrays = [v.array for v in images if v is not None]
     counts, foreground = _foreground(arrays, label, rules.labels)
     if label is not None and not sum(counts.values()):
         report(case.label, "empty-label", "the label has no foreground (fine for a healthy control)")
@@ -110,9 +122,16 @@ def inspect_case(case: Case, rules: Rules) -> CaseFacts:
         crop_shape=(a, b, c),
         class_voxels=counts,
         foreground=foreground,
-        pixels=hashlib.sha256(str(first.shape).encode() + first.array.tobytes()).hexdigest(),
+        pixels=_pixels(first.array),
         problems=tuple(found),
     )
+
+
+def _pixels(array: np.ndarray) -> str:
+    total = hashlib.sha256(str(array.shape).encode())
+    for plane in array:  # no copy of the whole as bytes
+        total.update(plane.tobytes())
+    return total.hexdigest()
 
 
 def picture_path(folder: Path, digest: str) -> Path:
@@ -185,7 +204,15 @@ def _values(report, path: Path, volume: Volume, channel: str) -> None:  # type: 
                 f"99 % of the voxels are above {TISSUE_HU:g}: not in HU (RescaleSlope and RescaleIntercept were not applied?), "
                 "or cut down to tissue",
             )
-    elif low <= -32768:
+        return
+    if (
+        low <= AIR_HU + 30
+        and np.percentile(array.ravel()[:: max(1, array.size // 100_000)], 1) < TISSUE_HU
+        and high < 5000
+    ):
+        text = f"values from {low:g} to {high:g} look like HU; data.channels=[CT] normalises it as CT"
+        report(path, "maybe-ct", text)
+    if low <= -32768:
         text = (
             f"{int((array <= -32768).sum())} voxels are {low:g}, a padding value; they disturb its mean and deviation"
         )
@@ -208,13 +235,16 @@ def _label(case: Case, labels: LabelTable, image: Volume | None, report) -> tupl
             text = "image and label seem to be swapped: the image holds label values, and the label does not"
             report(case.label, "swapped", text)
         else:
-            mend = ". Name them as a class, or in data.background or data.ignore" if error.kind == "unknown-label" else ""
+            mend = (
+                ". Name them as a class, or in data.background or data.ignore" if error.kind == "unknown-label" else ""
+            )
             report(case.label, error.kind, f"{error}{mend}")
         return None, volume
     for kind, message in volume.notes:
         if kind == "squeezed":
             report(case.label, kind, message)
-    if not np.array_equal(volume.array, np.rint(volume.array)):
+    decimals = volume.array.dtype.kind == "f"
+    if decimals and any(not np.array_equal(plane, np.rint(plane)) for plane in volume.array):
         report(case.label, "rounded-label", "label values were stored as decimals and rounded to whole numbers")
     return indices, volume
 
@@ -229,14 +259,16 @@ def _off_grid(volume: Volume, other: Volume, tolerance_mm: float) -> str:
     """How a volume lies off another's grid; "" if it does not."""
     apart = off_grid_mm(volume, other)
     if apart == float("inf"):
-        return f"shape {volume.file_shape}, but its image has {other.file_shape}"
+        return f"shape {volume.shape} (D, H, W), but its image has {other.shape}"
     return f"corners up to {apart:.2f} mm off its image's" if apart > tolerance_mm else ""
 
 
 def _same_grid(report, path, volume: Volume, other: Volume, tolerance_mm: float, whose: str) -> None:  # type: ignore[no-untyped-def]
     mend = "Resample one onto the other" + (" (data.resample_labels=true does it)" if whose == "its image" else "")
-    if volume.file_shape != other.file_shape:
-        report(path, "shape-mismatch", f"shape {volume.file_shape}, but {whose} has {other.file_shape}. {mend}")
+    if volume.shape != other.shape:
+        extents = (" x ".join(f"{n * s:.4g}" for n, s in zip(v.shape, v.spacing, strict=True)) for v in (volume, other))
+        text = f"shape {volume.shape} (D, H, W), but {whose} has {other.shape}; {' against '.join(extents)} mm. {mend}"
+        report(path, "shape-mismatch", text)
         return
     apart = off_grid_mm(volume, other)
     if apart > tolerance_mm:
@@ -253,12 +285,15 @@ def _mm(volume: Volume) -> str:
 
 
 def _foreground(
-    arrays: np.ndarray, label: np.ndarray | None, labels: LabelTable
+    arrays: Sequence[np.ndarray], label: np.ndarray | None, labels: LabelTable
 ) -> tuple[dict[str, int], tuple[tuple[float, ...], ...]]:
     """Voxels a class, and evenly spaced samples of the foreground's intensities a channel."""
     if label is None:
         return dict.fromkeys(labels.classes, 0), tuple(() for _ in arrays)
-    counts = np.bincount(label.ravel(), minlength=len(labels.classes) + 1)
+    size = len(labels.classes) + 1 + bool(labels.ignore)
+    counts = np.sum(
+        [np.bincount(plane.ravel(), minlength=size) for plane in label], axis=0
+    )  # counting takes 8 bytes a voxel
     flat = label.ravel()
     where = np.flatnonzero(flat if labels.ignore_index is None else (flat > 0) & (flat != labels.ignore_index))
     if len(where) > SAMPLES:
@@ -276,8 +311,7 @@ def inspect_cases(cohort: Cohort, rules: Rules, *, memo: Path | None, workers: i
     todo: list[tuple[Case, str | None]] = []
     for case in cohort.cases:
         key = _memo_key(case, rules)
-        known = store.get(key) if key is not None else None
-        facts = from_plain(known, CaseFacts) if known is not None else None
+        facts = _recalled(store, key)
         if facts is not None and (rules.pictures is None or _drawn(facts, rules.pictures)):
             yield facts
         else:
@@ -289,6 +323,14 @@ def inspect_cases(cohort: Cohort, rules: Rules, *, memo: Path | None, workers: i
         if key is not None:
             store.put(key, to_plain(facts))
         yield facts
+
+
+def _recalled(store: Memo, key: str | None) -> CaseFacts | None:
+    known = store.get(key) if key is not None else None
+    try:
+        return from_plain(known, CaseFacts) if known is not None else None
+    except ValueError:
+        return None  # of another version, or damaged: the case is read again
 
 
 def _drawn(facts: CaseFacts, pictures: Path) -> bool:
@@ -306,13 +348,16 @@ def _memo_key(case: Case, rules: Rules) -> str | None:
 def cohort_problems(cohort: Cohort, facts: Sequence[CaseFacts]) -> list[Problem]:
     """What only shows over all cases: the same voxels under two ids, an id given twice, a class nobody has, a spacing
     far from everybody else's."""
-    found = []
+    found = list(cohort.problems)
+    patient = {c.id: c.patient for c in cohort.cases}
     same: dict[str, list[str]] = defaultdict(list)
     for f in facts:
         if f.pixels:
             same[f.pixels].append(f.id)
     for ids in same.values():
         for other in ids[1:]:
+            if patient[other] == patient[ids[0]]:
+                continue  # a patient is on one side of the split, and so are the copies
             text = f"its image holds the same voxels as that of {ids[0]}"
             found.append(Problem(other, "", SEVERITY["duplicate"], "duplicate", text))
     seen: set[str] = set()
@@ -320,7 +365,7 @@ def cohort_problems(cohort: Cohort, facts: Sequence[CaseFacts]) -> list[Problem]
         if case.id in seen:
             found.append(Problem(case.id, "", "error", "duplicate-id", "the id is given to two cases"))
         seen.add(case.id)
-    return found + _absent_classes(cohort, facts) + _odd_spacings(facts) + _mapped(cohort)
+    return found + _absent_classes(cohort, facts) + _odd_spacings(facts) + _mapped(cohort) + _guesses(cohort, facts)
 
 
 def _absent_classes(cohort: Cohort, facts: Sequence[CaseFacts]) -> list[Problem]:
@@ -335,9 +380,10 @@ def _mapped(cohort: Cohort) -> list[Problem]:
     if values == list(range(1, len(values) + 1)):
         return []
     listed = ", ".join(f"{'/'.join(map(str, v))} = {name}" for name, v in list(cohort.labels.items())[:6])
-    if len(cohort.labels) > 6:
-        listed += " ..."
-    text = f"label values are trained as 1 to {len(cohort.labels)} and written back as they are ({listed})"
+    listed += " ..." if len(cohort.labels) > 6 else ""
+    text = f"label values are trained as 1 to {len(cohort.labels)} and written back ({listed})"
+    if len(values) > len(cohort.labels):
+        text += ", the first value of those that were merged"
     return [Problem("", "", SEVERITY["mapped-values"], "mapped-values", text)]
 
 
@@ -356,3 +402,33 @@ def _odd_spacings(facts: Sequence[CaseFacts]) -> list[Problem]:
             )
             found.append(Problem(f.id, "", SEVERITY["odd-spacing"], "odd-spacing", text))
     return found
+
+
+def _guesses(cohort: Cohort, facts: Sequence[CaseFacts]) -> list[Problem]:
+    """What may be meant otherwise: ids that speak of one patient, one structure under two values."""
+    found = []
+    if all(c.patient == c.id for c in cohort.cases):
+        stems: dict[str, list[str]] = defaultdict(list)
+        for case in cohort.cases:
+            stems[re.sub(r"[ _.-][0-9A-Za-z]{1,3}$", "", case.id)].append(case.id)
+        several = [ids for ids in stems.values() if len(ids) > 1]
+        if several and len(stems) >= max(3, len(cohort.cases) / 2):  # not a common prefix before a running number
+            text = (
+                f"{', '.join(several[0][:4])}: one patient? Cases of a patient must lie on one side of the split; tell with a "
+                "patient column or data.patient_pattern"
+            )
+            found.append(Problem("", "", SEVERITY["maybe-one-patient"], "maybe-one-patient", text))
+    has = {name: {f.id for f in facts if f.class_voxels.get(name)} for name in cohort.labels}
+    for a, b in itertools.combinations([n for n, ids in has.items() if ids], 2):
+        together = has[a] | has[b]
+        if (
+            not has[a] & has[b]
+            and len(together) >= 4
+            and len(together) == sum(bool(f.shape != (0, 0, 0)) for f in facts)
+        ):
+            text = (
+                f"every case has either {a} or {b}, none both: one structure under two values? Merge them with "
+                f"data.classes={{NAME: [{a}, {b}]}}"
+            )
+            found.append(Problem("", "", SEVERITY["maybe-one-class"], "maybe-one-class", text))
+    return found[:10]

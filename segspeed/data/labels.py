@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from segspeed.data.geometry import Volume, VolumeError
-from segspeed.types import DataError, LabelTable
+from segspeed.types import DataError, LabelTable, SettingError
 
 INTEGER_TOLERANCE = 1e-3  # how far a value may lie from an integer, beside what the file's own scaling rounds away
 LOOKUP = 65536  # widest range of values that is mapped by a table
+HUGE = 2**62
 MAX_REGIONS = 16  # their combinations are looked up in a table of two to the power of this
 
 
@@ -27,9 +28,10 @@ def to_class_indices(volume: Volume, labels: LabelTable) -> np.ndarray:
     """
     whole = _whole(volume.array, volume.step)
     low, high = (int(whole.min()), int(whole.max())) if whole.size else (0, 0)
-    if high - low < LOOKUP:  # counting is ten times faster than sorting
-        inverse = whole.ravel().astype(np.intp) - low
-        counted = np.bincount(inverse, minlength=high - low + 1)
+    if high - low < LOOKUP:  # counting is ten times faster than sorting; a plane at a time, since indices take 8 bytes
+        counted = np.zeros(high - low + 1, np.int64)
+        for plane in whole:
+            counted += np.bincount(plane.ravel().astype(np.intp) - low, minlength=len(counted))
         found = np.flatnonzero(counted) + low
         counts = counted[found - low]
     else:
@@ -38,14 +40,20 @@ def to_class_indices(volume: Volume, labels: LabelTable) -> np.ndarray:
     unknown = [(int(v), int(n)) for v, n in zip(found, counts, strict=True) if int(v) not in index]
     if unknown:
         listed = ", ".join(f"{v} ({n} voxels)" for v, n in unknown[:8]) + (" ..." if len(unknown) > 8 else "")
-        declared = ", ".join(f"{'/'.join(map(str, v))} = {k}" for k, v in labels.classes.items())
+        names = [f"{'/'.join(map(str, v))} = {k}" for k, v in labels.classes.items()]
+        declared = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
         raise VolumeError(
             "unknown-label",
             f"label values that no class declares: {listed}; declared: {declared}",
         )
     table = np.zeros(high - low + 1 if high - low < LOOKUP else len(found), class_dtype(max(index.values())))
     table[found - low if high - low < LOOKUP else slice(None)] = [index[int(v)] for v in found]
-    return table[inverse.reshape(whole.shape)]
+    if high - low >= LOOKUP:
+        return table[inverse.reshape(whole.shape)]
+    out = np.empty(whole.shape, table.dtype)
+    for plane, mapped in zip(whole, out, strict=True):
+        mapped[...] = table[plane.astype(np.intp) - low]
+    return out
 
 
 def index_of_values(labels: LabelTable) -> dict[int, int]:
@@ -84,8 +92,10 @@ def choose_labels(
     """``labels`` as the user wants them: classes merged or renamed (a class or a list of them under a new name), dropped into
     the background, ignored, or joined to regions. A class is named by its name or by a value of the files.
 
-    Raises DataError for names that do not exist, and for values that are claimed twice.
+    Raises SettingError for names that do not exist and for values that are claimed twice, and DataError where ``labels``
+    itself makes no sense.
     """
+    _check(labels)
     found = dict(labels.classes)
     ignored, dropped = set(labels.ignore), set(labels.background)
 
@@ -97,7 +107,7 @@ def choose_labels(
         try:
             return (int(str(item)),)
         except ValueError:
-            raise DataError(
+            raise SettingError(
                 f"{key} names the class {item!r}, which the data does not have; it has {', '.join(labels.classes)}"
             ) from None
 
@@ -112,21 +122,24 @@ def choose_labels(
             values = values_of(item, key)
             take(values)
             kept.update(values)
+    both = sorted(ignored & dropped)
     merged = {name: values_of(item, f"data.classes.{name}") for name, item in classes.items()}
+    if nothing := [name for name, values in merged.items() if not values]:
+        raise SettingError(f"data.classes.{nothing[0]} names nothing; give a class, a value, or a list of them")
     claimed = [v for values in merged.values() for v in values]
-    twice = sorted({v for v in claimed if claimed.count(v) > 1 or v in ignored or v in dropped})
+    twice = sorted({v for v in claimed if claimed.count(v) > 1 or v in ignored or v in dropped} | set(both))
     if twice:
-        raise DataError(f"the value {twice[0]} is claimed twice among data.classes, data.background and data.ignore")
+        raise SettingError(f"the value {twice[0]} is claimed twice among data.classes, data.background and data.ignore")
     take(tuple(claimed))
     clash = [name for name in merged if name in found]
     if clash:
-        raise DataError(f"data.classes makes {clash[0]}, which is also the name of a class that stays as it is")
+        raise SettingError(f"data.classes makes {clash[0]}, which is also the name of a class that stays as it is")
     order = {v: n for n, (_, values) in enumerate(labels.classes.items()) for v in values}
     found = dict(sorted({**found, **merged}.items(), key=lambda pair: min(order.get(v, len(order)) for v in pair[1])))
     if 0 in {v for values in found.values() for v in values}:
-        raise DataError("the value 0 is the background; no class can have it")
+        raise SettingError("the value 0 is the background; no class can have it")
     if not found:
-        raise DataError("data.background and data.ignore leave no class to learn")
+        raise SettingError("data.background and data.ignore leave no class to learn")
     table = LabelTable(found, tuple(sorted(dropped - {0})), tuple(sorted(ignored)))
     return _with_regions(table, labels, regions)
 
@@ -146,24 +159,64 @@ def _with_regions(table: LabelTable, before: LabelTable, regions: Mapping[str, o
         names = [p if p in table.classes else of_value.get(p, "") for p in listed]
         if not all(names) or not names:
             wrong = next((p for p, n in zip(listed, names, strict=True) if not n), "nothing")
-            raise DataError(
+            raise SettingError(
                 f"data.regions.{name} names {wrong!r}, which is no class; the classes are {', '.join(table.classes)}"
             )
         made[name] = tuple(dict.fromkeys(names))
     left = [name for name in table.classes if not any(name in parts for parts in made.values())]
     if left:
-        raise DataError(
+        raise SettingError(
             f"data.regions leaves {', '.join(left)} in no region, so nothing would learn it; add it to one, or name it in "
             "data.background or data.ignore"
         )
     if len(made) > MAX_REGIONS:
-        raise DataError(f"data.regions has {len(made)} regions; at most {MAX_REGIONS} are trained at once")
-    return LabelTable(table.classes, table.background, table.ignore, made)
+        raise SettingError(f"data.regions has {len(made)} regions; at most {MAX_REGIONS} are trained at once")
+    found = LabelTable(table.classes, table.background, table.ignore, made)
+    _told_apart(found)
+    return found
+
+
+def _told_apart(labels: LabelTable) -> None:
+    """Raises SettingError where two regions, or two classes, lie in the same places of the table: nothing could tell them
+    apart, and an exported map would name one for the other."""
+    same: dict[tuple[int, ...], str] = {}
+    for name, members in zip(labels.targets, labels.members, strict=True):
+        other = same.setdefault(tuple(sorted(members)), name)
+        if other != name:
+            raise SettingError(f"the regions {other} and {name} hold the same classes; one of them is enough")
+    alike: dict[tuple[str, ...], str] = {}
+    for name in labels.classes:
+        other = alike.setdefault(tuple(r for r, parts in labels.regions.items() if name in parts), name)
+        if other != name:
+            raise SettingError(
+                f"the classes {other} and {name} lie in the same regions, so nothing tells them apart; merge them first: "
+                f"data.classes={{NAME: [{other}, {name}]}}"
+            )
+
+
+def _check(labels: LabelTable) -> None:
+    """Raises DataError where a source contradicts itself."""
+    owner: dict[int, str] = {}
+    for name, values in (*labels.classes.items(), ("background", labels.background), ("ignore", labels.ignore)):
+        if not values and name in labels.classes:
+            raise DataError(f"the data declares the class {name} without a value")
+        for value in values:
+            if owner.setdefault(value, name) != name:
+                raise DataError(f"the data gives the value {value} to {owner[value]} and to {name}")
+            if not -(2**31) <= value < 2**32:
+                raise DataError(f"the data declares the value {value} for {name}; label maps hold at most 32 bits")
+    unknown = [part for parts in labels.regions.values() for part in parts if part not in labels.classes]
+    if unknown:
+        raise DataError(f"the data's regions name the class {unknown[0]}, which it does not declare")
 
 
 def _whole(values: np.ndarray, step: float) -> np.ndarray:
     """``values`` as integers. Raises VolumeError where they are none."""
     if values.dtype.kind in "iu":
+        if values.dtype.itemsize == 8 and values.size and int(values.max()) > HUGE:
+            raise VolumeError(
+                "unknown-label", f"label values up to {int(values.max())}; no class can have such a value"
+            )
         return values
     if not np.isfinite(values).all():
         raise VolumeError("nan", f"the label has {int((~np.isfinite(values)).sum())} voxels that are NaN or infinite")
@@ -184,4 +237,10 @@ def to_file_values(indices: np.ndarray, labels: Mapping[str, tuple[int, ...]]) -
     values = np.array([0, *(v[0] for v in labels.values())], dtype=np.int64)
     kinds = (np.uint8, np.uint16, np.uint32) if values.min() >= 0 else (np.int8, np.int16, np.int32)
     kind = next(k for k in kinds if np.iinfo(k).min <= values.min() and values.max() <= np.iinfo(k).max)
-    return values.astype(kind)[indices]
+    table = values.astype(kind)
+    out = np.empty_like(indices, dtype=kind)  # in the same memory order, so that planes of both lie together
+    slow = int(np.argmax(np.abs(indices.strides)))
+    planes, mapped = np.moveaxis(indices, slow, 0), np.moveaxis(out, slow, 0)
+    for number, plane in enumerate(planes):  # one at a time: an index takes 8 bytes
+        mapped[number] = table[plane]
+    return out

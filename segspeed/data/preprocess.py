@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from nibabel.orientations import inv_ornt_aff
 
-from segspeed.data.geometry import Volume, VolumeError, corner_distance_mm, read_channels, read_volume
+from segspeed.data.geometry import Volume, VolumeError, canonical_affine, off_grid_mm, read_channels, read_volume
 from segspeed.data.labels import to_class_indices
 from segspeed.types import Case, DataError, Geometry, LabelTable, Shape3, Triple
 
 AIR_HU = -1024.0  # of CT channels nothing is kept below: padding of -32768 would ring through a spline
+SLAB = 2**24  # voxels that are resampled at a time
+REACH = 16  # planes beside them that have a say
+ROUNDING = 1e-3  # voxels by which a place may lie outside through rounding
 FOREGROUND_VOXELS = 10_000  # kept a class: enough to draw from, small enough to keep for every case
 Box = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
@@ -118,9 +120,12 @@ def _prepare(case: Case, volumes: list[Volume], label: np.ndarray | None, grid: 
         if ct and cropped[number].min() < AIR_HU:
             cropped[number] = np.maximum(cropped[number], np.float32(AIR_HU))
     shape = target_shape(cropped[0].shape, first.spacing, grid.spacing)
-    image = np.empty((len(cropped), *shape), np.float32)
-    for n, channel in enumerate(cropped):
-        image[n] = resample_image(channel, shape, grid.coarse_axis)
+    if len(cropped) == 1:
+        image = resample_image(cropped[0], shape, grid.coarse_axis)[None]  # no second copy where one is all
+    else:
+        image = np.empty((len(cropped), *shape), np.float32)
+        for n, channel in enumerate(cropped):
+            image[n] = resample_image(channel, shape, grid.coarse_axis)
     return PreparedImage(
         image=image,
         geometry=first.geometry(box, (shape, grid.spacing)),
@@ -181,56 +186,101 @@ def resample_label(label: np.ndarray, shape: Shape3) -> np.ndarray:
     between two others, as interpolated values would; only one class is held as floats at a time."""
     if label.shape == shape:
         return label
-    best = np.full(shape, -1.0, dtype=np.float32)
     out = np.zeros(shape, dtype=label.dtype)
-    for value in np.unique(label):
-        share = _zoom((label == value).astype(np.float32), shape, order=1)
-        wins = share > best
-        out[wins] = value
-        np.maximum(best, share, out=best)
+    for start, stop in _slabs(shape):  # shares take 8 bytes a voxel
+        low, high = _reach(label.shape[0], shape[0], start, stop)
+        part = label[low:high]
+        best = np.full((stop - start, *shape[1:]), -1.0, dtype=np.float32)
+        for value in np.unique(part):
+            share = _zoom_part((part == value).astype(np.float32), low, label.shape, shape, start, stop, order=1)
+            wins = share > best
+            out[start:stop][wins] = value
+            np.maximum(best, share, out=best)
     return out
 
 
-def off_grid_mm(label: Volume, image: Volume) -> float:
-    """How far the corners of two grids lie apart; infinitely where their shapes differ."""
-    if label.file_shape != image.file_shape:
-        return float("inf")
-    return corner_distance_mm(label.affine, label.file_shape, image.affine, image.file_shape)
-
-
 def label_on_grid(indices: np.ndarray, label: Volume, image: Volume) -> np.ndarray:
-    """Class indices ``(D, H, W)`` of a label volume on the grid of its image, each class linearly in world coordinates, the
-    largest share wins. What the label does not cover is background."""
+    """Class indices ``(D, H, W)`` of a label volume on the grid of its image: each class linearly in world coordinates, the
+    largest share wins. A voxel of the label reaches half its size to every side; what none covers is background."""
     from scipy import ndimage
 
-    to_label = np.linalg.inv(_canonical_affine(label)) @ _canonical_affine(image)
+    to_label = np.linalg.inv(_array_affine(label)) @ _array_affine(image)
     best = np.zeros(image.shape, dtype=np.float32)
     out = np.zeros(image.shape, dtype=indices.dtype)
     for value in np.unique(indices):
-        outside = float(value == 0)
         share = ndimage.affine_transform(
             (indices == value).astype(np.float32), to_label[:3, :3], to_label[:3, 3], output_shape=image.shape, order=1,
-            mode="constant", cval=outside,
+            mode="nearest",
         )  # fmt: skip
         wins = share > best
         out[wins] = value
         np.maximum(best, share, out=best)
+    for number, plane in enumerate(out):
+        plane[~_covered(to_label, number, plane.shape, indices.shape)] = 0
     return out
 
 
-def _canonical_affine(volume: Volume) -> np.ndarray:
-    """4x4 from canonical ``(D, H, W)`` indices to world mm."""
-    affine = volume.affine @ inv_ornt_aff(volume.ornt, volume.file_shape)
-    return affine[:, [2, 1, 0, 3]]
+def _covered(matrix: np.ndarray, plane: int, size: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+    """Which voxels ``(H, W)`` of a plane the ``matrix`` takes into a volume of ``shape``, half a voxel at its rim included."""
+    rows, columns = np.arange(size[0])[:, None], np.arange(size[1])[None]
+    inside = np.ones(size, dtype=bool)
+    for (a, b, c, t), length in zip(matrix[:3], shape, strict=True):
+        at = a * plane + b * rows + c * columns + t
+        inside &= (at >= -0.5 - ROUNDING) & (at <= length - 0.5 + ROUNDING)
+    return inside
+
+
+def share_outside(indices: np.ndarray, label: Volume, image: Volume) -> float:
+    """Share of a label's foreground voxels whose centres lie outside their image, 0 to 1."""
+    where = np.argwhere(indices > 0)
+    if not len(where):
+        return 0.0
+    to_image = np.linalg.inv(_array_affine(image)) @ _array_affine(label)
+    at = where @ to_image[:3, :3].T + to_image[:3, 3]
+    inside = ((at >= -0.5 - ROUNDING) & (at <= np.array(image.shape) - 0.5 + ROUNDING)).all(1)
+    return float(1 - inside.mean())
+
+
+def _array_affine(volume: Volume) -> np.ndarray:
+    """4x4 from ``(D, H, W)`` indices of ``array`` to world mm."""
+    return canonical_affine(volume)[:, [2, 1, 0, 3]]
 
 
 def _zoom(array: np.ndarray, shape: tuple[int, ...], order: int) -> np.ndarray:
+    """``array`` resampled to ``shape``, grid corners aligned; a large one in slabs, since scipy's spline coefficients take 8
+    bytes a voxel beside two copies in float32."""
+    out = np.empty(shape, array.dtype)
+    for start, stop in _slabs(shape):
+        low, high = _reach(array.shape[0], shape[0], start, stop)
+        out[start:stop] = _zoom_part(array[low:high], low, array.shape, shape, start, stop, order)
+    return out
+
+
+def _slabs(shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Start and stop of runs of planes along the first axis that hold about `SLAB` voxels each."""
+    step = max(1, SLAB * shape[0] // max(1, int(np.prod(shape))))
+    return [(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]
+
+
+def _reach(length: int, wanted: int, start: int, stop: int) -> tuple[int, int]:
+    """Which of ``length`` planes the planes ``start`` to ``stop`` of ``wanted`` are made from. A plane `REACH` away has
+    0.27 to the power of `REACH` to say in a cubic spline, under the rounding of float32."""
+    ratio = length / wanted
+    low, high = int((start + 0.5) * ratio - 0.5) - REACH, int((stop - 0.5) * ratio - 0.5) + 2 + REACH
+    return max(low, 0), min(high, length)
+
+
+def _zoom_part(
+    part: np.ndarray, low: int, full: tuple[int, ...], shape: tuple[int, ...], start: int, stop: int, order: int
+) -> np.ndarray:
+    """Planes ``start`` to ``stop`` of an array of shape ``full`` resampled to ``shape``, from its planes ``low`` onwards."""
     from scipy import ndimage  # half a second of import, which cohorts that are not resampled spare themselves
 
-    factors = [n / m for n, m in zip(shape, array.shape, strict=True)]
-    out = ndimage.zoom(array, factors, order=order, mode="nearest", grid_mode=True)
-    assert out.shape == tuple(shape), f"{out.shape} came out of a resampling to {shape}"
-    return out
+    ratio = np.array(full) / np.array(shape)
+    offset = 0.5 * ratio - 0.5
+    offset[0] += start * ratio[0] - low
+    size = (stop - start, *shape[1:])
+    return ndimage.affine_transform(part, ratio, offset, output_shape=size, order=order, mode="nearest")
 
 
 def foreground_voxels(label: np.ndarray, ignore: int | None = None) -> dict[int, np.ndarray]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from segspeed.types import Case, CaseFacts, Cohort, DataError, Split
+from segspeed.types import Case, CaseFacts, Cohort, DataError, SettingError, Split
 
 NO_FACTS: Mapping[str, CaseFacts] = {}
 
@@ -116,10 +116,12 @@ def choose_split(
         found = cohort.splits or draw_splits(cohort.cases, folds, seed, facts)
     elif splits == "draw":
         found = draw_splits(cohort.cases, folds, seed, facts)
+    elif not Path(splits).is_file():
+        raise SettingError(f"the split file does not exist: {splits} (data.splits)")
     else:
         found = read_splits(Path(splits))
     if fold >= len(found):
-        raise DataError(f"data.fold={fold}, but there are {len(found)} folds (0 to {len(found) - 1})")
+        raise SettingError(f"data.fold={fold}, but there are {len(found)} folds (0 to {len(found) - 1})")
     return check_split(cohort, found[fold], excluded, facts, accept)
 
 

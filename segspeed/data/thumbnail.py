@@ -100,8 +100,8 @@ def slices(label: np.ndarray) -> tuple[int, int, int] | None:
 def window(image: np.ndarray, label: np.ndarray | None) -> tuple[float, float]:
     """(low, high) intensity shown as black and white.
 
-    The percentiles 1 and 99 of the image; where there is foreground, no wider than its own quartiles and three
-    times their distance to either side, or soft tissue would be one grey between air and bone.
+    The percentiles 1 and 99 of the image; where there is foreground, those of the box around it and as much again to every
+    side: air and bone far away would leave soft tissue one grey.
     """
     step = tuple(slice(None, None, max(1, n // SAMPLES)) for n in image.shape)
     sample = image[step]
@@ -110,13 +110,19 @@ def window(image: np.ndarray, label: np.ndarray | None) -> tuple[float, float]:
         return 0.0, 1.0
     low, high = (float(v) for v in np.percentile(sample[finite], (1, 99)))
     if label is not None:
-        inside = sample[finite & (label[step] > 0)]
-        if inside.size >= 10:
-            a, b = (float(v) for v in np.percentile(inside, (25, 75)))
-            side = 3 * max(b - a, (high - low) / 40)
-            narrow = max(low, a - side), min(high, b + side)
-            if narrow[1] > narrow[0]:
-                low, high = narrow
+        where = np.argwhere(label[step] > 0)
+        if len(where) >= 10:
+            first, last = where.min(0), where.max(0) + 1
+            room = last - first
+            box = tuple(slice(max(0, a - r), b + r) for a, b, r in zip(first, last, room, strict=True))
+            near = sample[box][finite[box]]
+            tissue = near[near > low + 0.1 * (high - low)]  # without the air beside it
+            if tissue.size >= 10:
+                a, b = (float(v) for v in np.percentile(tissue, (1, 99.5)))
+                margin = 0.15 * (b - a)
+                narrow = max(low, a - margin), min(high, b + margin)
+                if narrow[1] > narrow[0]:
+                    low, high = narrow
     return (low, high) if high > low else (low - 1, low + 1)
 
 

@@ -16,8 +16,12 @@ def dice_per_target(reference: np.ndarray, prediction: np.ndarray, labels: Label
     if reference.shape != prediction.shape:
         raise ValueError(f"reference {reference.shape} and prediction {prediction.shape} lie on different grids")
     size = len(labels.classes) + 1 + bool(labels.ignore)
-    pairs = reference.ravel().astype(np.int64) * size + prediction.ravel()
-    table = np.bincount(pairs, minlength=size * size).reshape(size, size)  # [reference, prediction] voxel counts
+    table = np.zeros((size, size), np.int64)  # [reference, prediction] voxel counts
+    for of_reference, of_prediction in zip(
+        reference, prediction, strict=True
+    ):  # a plane at a time: indices take 8 bytes
+        pairs = of_reference.ravel().astype(np.int64) * size + of_prediction.ravel()
+        table += np.bincount(pairs, minlength=size * size).reshape(size, size)
     if labels.ignore_index is not None:
         table[labels.ignore_index] = 0
     out: list[float | None] = []

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from data_prep.msd import msd
 from segspeed.data.geometry import read_volume
 from segspeed.data.inspect import Rules, cohort_problems, inspect_case, inspect_cases, picture_path
-from segspeed.types import Case, Cohort, LabelTable
+from segspeed.types import Case, CaseFacts, Cohort, LabelTable, Problem
 
 LABELS = LabelTable({"bright": (1,), "dark": (3,)})
 
@@ -70,7 +71,11 @@ def unknown():
 
 
 BAD = {
-    "shape": ({"label": np.ones((8, 9, 11), np.uint8)}, ("error", "shape-mismatch"), "8, 9, 11"),
+    "shape": (
+        {"label": np.ones((8, 9, 11), np.uint8)},
+        ("error", "shape-mismatch"),
+        r"\(11, 9, 8\).*11 x 9 x 8 against 10 x 9 x 8 mm",
+    ),
     "affine": ({"label_affine": shifted(1.5)}, ("error", "affine-mismatch"), r"1\.50 mm"),
     "nan": ({"image": nan_image()}, ("error", "nan"), "1 voxels"),
     "constant": ({"image": np.full((8, 9, 10), 5.0, np.float32)}, ("warning", "constant-image"), "5"),
@@ -256,7 +261,7 @@ def test_a_label_on_another_grid_is_resampled_only_when_asked(case):
     assert found(moved)["affine-mismatch"].severity == "error"
     assert "data.resample_labels" in found(moved)["affine-mismatch"].message
     taken = inspect_case(moved, Rules(LABELS, resample_labels=True))
-    assert [p.kind for p in taken.problems] == ["resampled-label"]
+    assert [(p.severity, p.kind) for p in taken.problems] == [("warning", "resampled-label")]
     assert 0 < sum(taken.class_voxels.values()) <= sum(plain.class_voxels.values())
 
 
@@ -295,3 +300,108 @@ def test_pictures_are_made_while_reading(case, tmp_path):
     (tmp_path / "file").write_text("")
     facts = inspect_case(good, Rules(LABELS, pictures=tmp_path / "file"))
     assert [p.kind for p in facts.problems] == ["no-picture"], "a picture that cannot be written fails no case"
+
+
+def test_a_label_that_belongs_elsewhere_is_no_empty_one(case):
+    away = case(label_affine=shifted(500.0))
+    assert found(away, resample_labels=True)["label-elsewhere"].severity == "error"
+    partly = case(label_affine=shifted(5.0))  # planes 3 to 5 come to 8 to 10 of 10
+    assert found(partly, resample_labels=True)["resampled-label"].message.endswith(
+        "33.3% of its foreground lies outside the image"
+    )
+
+
+def test_another_order_of_axes_in_the_label_file_is_the_same_grid(case, write):
+    good = case()
+    affine = np.diag([-1, 1, 1, 1.0])
+    affine[0, 3] = 7.0  # LAS on the same places
+    write(good.label, np.asarray(nib.load(good.label).dataobj)[::-1], affine)
+    facts = inspect_case(good, Rules(LABELS))
+    assert facts.problems == ()
+    assert facts.class_voxels["bright"] == 27
+
+
+def test_a_checksum_that_does_not_fit_is_seen(case):
+    good = case()
+    data = bytearray(good.label.read_bytes())
+    data[-6] ^= 1  # of the eight bytes at the end the first four are the CRC
+    good.label.write_bytes(data)
+    assert "CRC" in found(good)["unreadable"].message
+    good.label.write_bytes(data[:-8])
+    assert "unreadable" in found(good)
+
+
+def test_a_header_that_claims_more_than_its_file_can_hold_is_refused_unread(case):
+    import gzip
+
+    good = case()
+    raw = bytearray(gzip.decompress(good.images[0].read_bytes()))
+    raw[42:48] = np.array([2000, 2000, 400], "<i2").tobytes()
+    good.images[0].write_bytes(gzip.compress(bytes(raw)))
+    assert "6400 MB of voxels, more than" in found(good)["unreadable"].message
+
+
+def test_hounsfield_units_under_another_name_are_noticed(case, write):
+    good = case()
+    image = np.random.default_rng(0).normal(40, 20, (8, 9, 10)).astype(np.float32)
+    image[:4] = -1000
+    write(good.images[0], image)
+    assert "data.channels=[CT]" in found(good, ("image_0",))["maybe-ct"].message
+    assert "maybe-ct" not in found(good, ("CT",))
+
+
+def several(cases, voxels=None):
+    cohort = Cohort("x", tuple(Case(i, (Path("x"),), patient=p) for i, p in cases), {"a": (1,), "b": (255,)}, ("MRI",))
+    voxels = voxels or [(5, 5)] * len(cases)
+    facts = [
+        CaseFacts(i, i, (4, 4, 4), (1, 1, 1), class_voxels={"a": a, "b": b})
+        for (i, _), (a, b) in zip(cases, voxels, strict=True)
+    ]
+    return [p.kind for p in cohort_problems(cohort, facts) if p.kind.startswith("maybe")]
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        (["p08_a", "p08_b", "p09", "p10"], True),
+        (["p08-1", "p08-2", "q-1", "r-1"], True),
+        ([f"hippocampus_{n:03d}" for n in range(9)], False),
+        (["a_1", "a_2", "b_1", "b_2"], False),
+    ],
+)
+def test_ids_that_speak_of_one_patient(ids, told):
+    assert ("maybe-one-patient" in several([(i, "") for i in ids])) is told
+    assert "maybe-one-patient" not in several([(i, i[:3] + "x") for i in ids]), "somebody has told the patients"
+
+
+def test_two_classes_that_never_meet():
+    ids = [(f"c{n}x", "") for n in range(4)]
+    assert several(ids, [(5, 0), (0, 5), (5, 0), (0, 5)]) == ["maybe-one-class"]
+    assert several(ids, [(5, 0), (0, 5), (5, 0), (0, 0)]) == []
+    assert several(ids, [(5, 0), (0, 5), (5, 0), (5, 5)]) == []
+
+
+def test_copies_of_one_patient_are_no_warning(msd_folder):
+    folder = msd_folder(cases=3)
+    (folder / "imagesTr/b_02.nii.gz").write_bytes((folder / "imagesTr/b_00.nii.gz").read_bytes())
+    cohort = msd(str(folder))
+    facts = [inspect_case(c, Rules(cohort.table)) for c in cohort.cases]
+    one = dataclasses.replace(cohort, cases=tuple(dataclasses.replace(c, patient="p") for c in cohort.cases))
+    assert "duplicate" in [p.kind for p in cohort_problems(cohort, facts)]
+    assert "duplicate" not in [p.kind for p in cohort_problems(one, facts)]
+
+
+def test_what_a_source_found_wrong_is_in_the_report():
+    wrong = Problem("z", "labels/z.nii", "error", "label-without-image", "no image")
+    assert cohort_problems(Cohort("x", (), {"a": (1,)}, ("CT",), problems=(wrong,)), [])[0] == wrong
+
+
+@pytest.mark.parametrize("line", [b'["k", {"id": 3}]', b"\xff\xfe\xff", b'[["a"], 1]', b"[1, 2, 3]"])
+def test_a_damaged_memo_is_no_fault(msd_folder, tmp_path, line):
+    cohort = msd(str(msd_folder(cases=2)))
+    rules = Rules(cohort.table)
+    first = list(inspect_cases(cohort, rules, memo=tmp_path, workers=1))
+    path = tmp_path / "inspected.jsonl"
+    known = [json.loads(row)[0] for row in path.read_text().splitlines() if row]
+    path.write_bytes(path.read_bytes() + line + b"\n" + json.dumps([known[0], {"id": 3}]).encode() + b"\n")
+    assert sorted(f.id for f in inspect_cases(cohort, rules, memo=tmp_path, workers=1)) == sorted(f.id for f in first)

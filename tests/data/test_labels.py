@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from segspeed.data.geometry import Volume, VolumeError, read_volume
 from segspeed.data.labels import choose_labels, regions_of, to_class_indices, to_file_values
-from segspeed.types import DataError, LabelTable
+from segspeed.types import DataError, LabelTable, SettingError
 
 CLASSES = {"a": (1,), "b": (3, 4), "c": (255,)}
 
@@ -106,8 +106,9 @@ def test_classes_are_renamed_merged_dropped_and_ignored():
 
 
 def test_regions_are_unions_of_classes():
-    table = chosen(regions={"whole": ("edema", "core", "enhancing"), "core": ("core", 4)}, ignore=("vessel",))
-    assert (table.targets, table.members, table.outputs) == (("whole", "core"), ((1, 2, 3), (2, 3)), 2)
+    wanted = {"whole": ("edema", "core", "enhancing"), "core": ("core", 4), "rim": 4}
+    table = chosen(regions=wanted, ignore=("vessel",))
+    assert (table.targets, table.members, table.outputs) == (("whole", "core", "rim"), ((1, 2, 3), (2, 3), (3,)), 3)
     assert table.values("core") == (2, 4)
     assert BRAIN.outputs == 5, "four classes and the background"
 
@@ -123,11 +124,18 @@ def test_regions_are_unions_of_classes():
         ({"regions": {"whole": ("edema", "core")}}, "leaves enhancing, vessel in no region"),
         ({"regions": {"whole": "tumor"}}, "names 'tumor', which is no class"),
         ({"regions": {"whole": ()}}, "names 'nothing'"),
+        (
+            {"regions": {"a": ("edema", "core", "enhancing", "vessel"), "b": "edema"}},
+            "core and enhancing lie in the same regions",
+        ),
+        ({"regions": {"a": "edema", "b": ("core", "enhancing", "vessel"), "c": 1}}, "a and c hold the same classes"),
+        ({"classes": {"x": ()}}, "names nothing"),
+        ({"ignore": ("core",), "background": (2,)}, "value 2 is claimed twice"),
         ({"regions": {f"r{n}": ("edema", "core", "enhancing", "vessel") for n in range(17)}}, "at most 16"),
     ],
 )
 def test_choices_that_cannot_be_meant(wanted, text):
-    with pytest.raises(DataError, match=text):
+    with pytest.raises(SettingError, match=text):
         chosen(**wanted)
 
 
@@ -138,3 +146,25 @@ def test_structures_that_share_values_become_classes_and_regions():
     assert regions_of({"a": (1,), "b": (2, 3)}) == ({"a": (1,), "b": (2, 3)}, {})
     kept = choose_labels(LabelTable(classes, regions=regions), **{**NONE, "background": (7,)})
     assert kept.targets == ("whole", "core"), "a region whose values are dropped goes with them"
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        (LabelTable({"a": (1,), "b": (1,)}), "value 1 to a and to b"),
+        (LabelTable({"a": (1,)}, ignore=(1,)), "value 1 to a and to ignore"),
+        (LabelTable({"a": (1,)}, background=(1,)), "value 1 to a and to background"),
+        (LabelTable({"a": ()}), "class a without a value"),
+        (LabelTable({"a": (2**32,)}), "at most 32 bits"),
+        (LabelTable({"a": (1,)}, regions={"r": ("b",)}), "name the class b"),
+    ],
+)
+def test_a_source_that_contradicts_itself_is_refused(table, text):
+    with pytest.raises(DataError, match=text):
+        choose_labels(table, **NONE)
+
+
+def test_values_beyond_everything_are_unknown(tmp_path):
+    volume = Volume(np.full((1, 1, 2), 2**63 + 5, np.uint64), np.eye(4), (2, 1, 1), np.zeros((3, 2)), (1.0, 1.0, 1.0))
+    with pytest.raises(VolumeError, match="no class can have such a value"):
+        to_class_indices(volume, LabelTable.numbered(1))

@@ -16,6 +16,7 @@ from segspeed.data.preprocess import (
     preprocess_image,
     resample_image,
     resample_label,
+    share_outside,
     target_shape,
     zscore_constants,
 )
@@ -199,3 +200,51 @@ def test_ignored_voxels_are_never_a_patch_centre(tmp_path, write):
     out = preprocess(case, LabelTable({"a": (1,)}, ignore=(7,)), Grid((1.0, 1.0, 1.0)))
     assert list(out.foreground) == [1]
     assert (out.label == 2).sum() == 3 * 36
+
+
+@pytest.mark.parametrize("shape", [(63, 23, 24), (140, 20, 31), (70, 25, 24)], ids=str)
+def test_slabs_give_what_the_whole_gives(shape, monkeypatch):
+    """Against scipy in one piece; a cubic spline reaches past a slab, and its margin covers that."""
+    from scipy import ndimage
+
+    from segspeed.data import preprocess as module
+
+    rng = np.random.default_rng(0)
+    image = rng.normal(0, 300, (70, 20, 24)).astype(np.float32)
+    label = rng.integers(0, 4, image.shape).astype(np.uint8)
+    factors = [n / m for n, m in zip(shape, image.shape, strict=True)]
+
+    def whole(array, order):
+        return ndimage.zoom(array, factors, order=order, mode="nearest", grid_mode=True)
+
+    shares = np.stack([whole((label == value).astype(np.float32), 1) for value in range(4)])
+    monkeypatch.setattr(module, "SLAB", 3000)
+    assert len(module._slabs(shape)) > 10
+    np.testing.assert_allclose(module.resample_image(image, shape, None), whole(image, 3), atol=1e-3)
+    np.testing.assert_allclose(module._zoom(image, shape, order=1), whole(image, 1), atol=1e-3)
+    found = module.resample_label(label, shape)
+    best = np.sort(shares, 0)
+    clear = best[-1] - best[-2] > 1e-5  # where two classes share a voxel evenly, rounding decides
+    assert clear.mean() > 0.5
+    np.testing.assert_array_equal(found[clear], shares.argmax(0)[clear])
+    monkeypatch.setattr(module, "REACH", 2)
+    if shape[0] == len(image):
+        return  # planes that stay where they are come back whatever lies beside them
+    assert np.abs(module.resample_image(image, shape, None) - whole(image, 3)).max() > 1e-3, "the margin is needed"
+
+
+def test_a_label_of_thick_slices_covers_the_whole_of_its_extent(tmp_path, write):
+    """Slices of 5 mm whose outer faces are those of an image of 1 mm: no voxel of the image goes without."""
+    image = read_volume(write(tmp_path / "i.nii", np.zeros((4, 4, 20), np.float32)))
+    affine = np.diag([1, 1, 5, 1.0])
+    affine[2, 3] = 2.0  # the first slice reaches from -0.5 to 4.5 mm
+    volume = read_volume(write(tmp_path / "l.nii", np.ones((4, 4, 4), np.uint8), affine), scaled=False)
+    indices = to_class_indices(volume, LabelTable.numbered(1))
+    assert label_on_grid(indices, volume, image).all()
+    assert share_outside(indices, volume, image) == 0
+    affine[2, 3] = 7.0
+    moved = read_volume(write(tmp_path / "m.nii", np.ones((4, 4, 4), np.uint8), affine), scaled=False)
+    placed = label_on_grid(indices, moved, image)
+    assert placed[5:].all()
+    assert not placed[:5].any()
+    assert share_outside(indices, moved, image) == 0.25

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import torch
 
 from segspeed.build import cache_root
@@ -24,6 +26,7 @@ from segspeed.speed.cpus import available_cpus
 from segspeed.types import CaseFacts, Cohort, DataError, Fingerprint, Plan, Problem, SettingError, Split
 
 T = TypeVar("T")
+BYTES_A_VOXEL = 20  # that preparing a case takes at its peak: image and label as read, cropped and resampled
 Track = Callable[[Iterable[T], int, str], Iterator[T]]  # shows progress over an iterable
 
 
@@ -42,8 +45,14 @@ class Prepared:
     bytes: int
 
 
-def preparation_workers(cfg: Config) -> int:
-    return available_cpus() if cfg.cache.workers == "auto" else int(cfg.cache.workers)
+def preparation_workers(cfg: Config, facts: Mapping[str, CaseFacts] | None = None) -> int:
+    """Processes that read and prepare: one a CPU, fewer where cases of the size that ``facts`` tell would not fit into memory
+    beside each other."""
+    if cfg.cache.workers != "auto":
+        return int(cfg.cache.workers)
+    largest = max((prod(f.shape) for f in facts.values()), default=0) if facts else 0
+    fitting = psutil.virtual_memory().available // (BYTES_A_VOXEL * largest) if largest else available_cpus()
+    return max(1, min(available_cpus(), int(fitting)))
 
 
 def inspect_cohort(
@@ -144,7 +153,7 @@ def prepare(cfg: Config, cohort: Cohort, device: str, track: Track[Any], frozen:
                 facts,
                 grid_of(plan),
                 cache_root(cfg),
-                preparation_workers(cfg),
+                preparation_workers(cfg, facts),
                 Storage(cfg.cache.format, cfg.cache.dtype, plan.patch),
                 cfg.data.tolerance_mm if cfg.data.resample_labels else None,
             ),

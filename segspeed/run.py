@@ -120,7 +120,11 @@ class Run:
             cases_train=len(self.prepared.split.train),
             cases_val=len(self.prepared.split.val),
             seed=self.cfg.seed,
+            effective_batch=build.effective_batch(self.prepared.plan),
+            learning_rate=self.learner.peak_rates[0],
         )
+        for text in self.learner.cautions(self.prepared.plan.batch, self.prepared.plan.accumulate):
+            self.record.write("event", name="batch", message=text)
         for problem in self.prepared.warnings:
             self.record.write("event", name=problem.kind, message=f"{problem.case}: {problem.message}")
         start = time.perf_counter()

@@ -360,10 +360,10 @@ def test_running_out_of_memory_is_recorded_and_survived(tiny, monkeypatch, capsy
 
     gradient = Learner._gradient
 
-    def tight(self, batch, samples, last):
+    def tight(self, batch, samples, last, sums):
         if len(batch.cases) > 1:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 999 bytes")
-        return gradient(self, batch, samples, last)
+        return gradient(self, batch, samples, last, sums)
 
     cfg = tiny("train.steps=3", "plan.batch=2", "run.name=a")
     monkeypatch.setattr(Learner, "_gradient", tight)

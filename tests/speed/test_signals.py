@@ -13,7 +13,7 @@ def test_first_signal_is_noted_second_acts():
     def twice():
         with catch_stop_signals() as stop:
             signal.raise_signal(signal.SIGINT)
-            assert stop.name == "SIGINT"
+            assert stop.signal == signal.SIGINT
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
@@ -28,7 +28,7 @@ def test_an_earlier_handler_is_called_too_and_comes_back():
     try:
         with catch_stop_signals() as stop:
             signal.raise_signal(signal.SIGTERM)
-            assert stop.name == "SIGTERM"
+            assert stop.signal == signal.SIGTERM
             assert seen == [signal.SIGTERM]
         assert signal.getsignal(signal.SIGTERM) is earlier
     finally:

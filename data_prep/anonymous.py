@@ -11,9 +11,9 @@ import nibabel as nib
 import numpy as np
 
 from data_prep.cohort_file import write_cohort
-from data_prep.convert_settings import same_settings, write_settings
+from data_prep.convert_settings import keep_cases, same_settings, write_settings
 from data_prep.dicom_convert import Outcome, known_outcome_at, record_path
-from data_prep.pseudonyms import patient_code, salt_file, salt_for, study_code
+from data_prep.pseudonyms import keep_salt, patient_code, salt_file, salt_for, study_code
 from segspeed.data.dicom_files import digest
 from segspeed.data.files import save_nifti
 from segspeed.data.geometry import UNREADABLE
@@ -44,11 +44,18 @@ def convert_cohort(cohort: Cohort, out: str, *, salt: str | None, overwrite: boo
     """
     target = Path(out).expanduser().absolute()
     key_text, kept = salt_for(target, salt)
-    same_settings(target, LAYOUT, key_text, overwrite)
-    write_settings(target, LAYOUT, key_text, ())
+    settings = {**LAYOUT, "source": cohort.name}
+    same_settings(target, settings, key_text, overwrite)
     new = {c.id: f"{patient_code(c.patient, key_text)}_{study_code(c.id, key_text)}" for c in cohort.cases}
     if len(set(new.values())) < len(new):
         raise DataError("two cases get the same id by chance; delete the salt file beside out, or give another salt")
+    codes = {new[c.id]: patient_code(c.patient, key_text) for c in cohort.cases}
+    dropped = keep_cases(target, codes, overwrite, "")
+    if kept:
+        keep_salt(target, key_text)
+    write_settings(target, settings, key_text, ())
+    if dropped:
+        say(dropped)
     jobs = [Job(new[c.id], patient_code(c.patient, key_text), c, target, _key(c, key_text)) for c in cohort.cases]
     outcomes = list(_run(jobs, overwrite, available_cpus() if workers is None else workers))
     good = sorted((o for o in outcomes if o.status != "failed"), key=lambda o: o.id)

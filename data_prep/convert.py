@@ -2,7 +2,8 @@
 
 Sorts a tree of DICOM files into series, picks one a study, lays DICOM SEG or RTSTRUCT on it, and writes NIfTI with
 cohort.json for data=cohort. No name, date, UID, description or path of the source is written; ids are salted digests.
-What is there already is not converted again. Exit code 1 if anything failed; report.json has every case and reason.
+What is there already is not converted again, and no case that is there is dropped without overwrite=true. Exit code 1 if
+anything failed; report.json has every case and reason.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from segspeed.config import Processes, Strict
 from segspeed.types import SettingError
 
 Name = Annotated[str, Field(min_length=1)]
-OF_DICOM = ("series", "channels", "modality", "structures", "ids", "resample", "unlabelled")
+OF_DICOM = ("series", "channels", "modality", "structures", "ids", "resample", "unlabelled", "paths")
 
 
 class ConvertConfig(Strict):
@@ -46,6 +47,7 @@ class ConvertConfig(Strict):
     resample: bool = Field(False, description="further channels onto the first one's grid")
     unlabelled: bool = Field(False, description="also studies without a label")
     overwrite: bool = Field(False, description="convert again what was made with other settings")
+    paths: bool = Field(False, description="write where each source lies to OUT.paths.csv, beside out")
     workers: Literal["auto"] | Processes = Field("auto", description="processes that convert")
 
 
@@ -63,7 +65,8 @@ def main(cfg: ConvertConfig) -> int:
         failed = convert_tree(
             cfg.root, cfg.out, series=cfg.series, channels=cfg.channels, modality=cfg.modality,
             structures=cfg.structures, labels=cfg.labels, class_names=cfg.class_names, ids=cfg.ids, salt=cfg.salt,
-            resample=cfg.resample, unlabelled=cfg.unlabelled, overwrite=cfg.overwrite, workers=workers,
+            resample=cfg.resample, unlabelled=cfg.unlabelled, overwrite=cfg.overwrite, paths=cfg.paths,
+            workers=workers,
         )  # fmt: skip
     else:
         from data_prep.anonymous import convert_cohort

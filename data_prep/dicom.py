@@ -10,12 +10,15 @@ from pathlib import Path
 
 from data_prep.cohort_file import cohort as cohort_from_file
 from data_prep.cohort_file import write_cohort
-from data_prep.convert_settings import same_settings, write_settings
+from data_prep.convert_settings import keep_cases, same_settings, write_settings
 from data_prep.dicom_cases import RULE, Found, Wanted, case_table, choose_cases, structure_names
 from data_prep.dicom_convert import Job, Outcome, convert_case, known_outcome, source_key
 from data_prep.dicom_labels import LabelObject, plain, read_object
+from data_prep.dicom_match import strangers
+from data_prep.dicom_paths import damaged_files, number, paths_file, where, write_paths
 from data_prep.files import dataset_root, label_table
-from data_prep.pseudonyms import read_ids, salt_file, salt_for
+from data_prep.identity import words_of
+from data_prep.pseudonyms import check_own_ids, keep_salt, people_of, read_ids, salt_file, salt_for
 from segspeed.data.dicom_files import digest, read_tree
 from segspeed.data.files import is_volume, stem
 from segspeed.data.labels import regions_of
@@ -69,16 +72,18 @@ def convert_tree(
     resample: bool = False,
     unlabelled: bool = False,
     overwrite: bool = False,
+    paths: bool = False,
     workers: int | None = None,
 ) -> int:
     """Convert the studies under ``root`` into ``out`` and return how many things failed; report.json names each.
 
     One case a study: the series chosen by `RULE` among those whose description fits ``series``, or one series a channel for
-    ``channels`` = {name: pattern}. Raises SettingError for settings that cannot work or that ``out`` was not made with, and
-    DataError when there is nothing to convert.
+    ``channels`` = {name: pattern}. With ``paths`` a table of the sources is written beside ``out``. Raises SettingError for
+    settings that cannot work or that ``out`` was not made with, where a call would drop cases that ``out`` holds, and where a
+    name or id that would be written holds a patient's; DataError when there is nothing to convert.
     """
     folder, target = dataset_root(root), Path(out).expanduser().absolute()
-    if target == folder:
+    if target.resolve() == folder.resolve():
         raise SettingError("out is the folder that is read (root); give another")
     if series is not None and channels is not None:
         raise SettingError("give series=PATTERN for one channel, or channels={NAME:PATTERN,...}; not both")
@@ -92,39 +97,78 @@ def convert_tree(
     tree = read_tree(folder, key_text)
     if not tree.series:
         raise DataError("there is no DICOM series of at least 3 slices under root. " + "; ".join(tree.notes))
+    if paths:  # already here: what is refused below is to be found too
+        write_paths(target, tree, {})
     found = Found(notes=list(tree.notes))
     if tree.damaged:
-        found.problems.append(f"{tree.damaged} DICOM files are damaged or cut short; whatever they hold is not used")
+        found.problems.append(damaged_files(tree))
     objects = list(_objects(tree.objects, found)) if labels is None else []
+    found.problems += strangers(objects, tree.series)
+    words = words_of(tree.people.union(*(one.person for one in objects)))
+    if own is not None:
+        check_own_ids(own, people_of(tree.series))
     if structures is not None and objects:
-        structure_names(objects, structures, earlier)
+        structure_names(objects, structures, earlier, words)
         asked = set(map(plain, structures))  # an object without any of them is no label
         objects = [one for one in objects if asked & set(map(plain, one.names.values()))]
     files = _label_files(labels)
-    choose_cases(found, tree.series, objects, files, series, channels, modality, case_table(tree.series, key_text, own))
+    table = case_table(tree.series, key_text, own)
+    choose_cases(
+        found,
+        tree.series,
+        objects,
+        files,
+        series,
+        channels,
+        modality,
+        table,
+        own=own,
+        root=folder,
+        damaged=tree.damaged,
+    )
     kept = [w for w in found.wanted if w.labelled or unlabelled]
     for w in found.wanted:
         if w not in kept:
-            found.left_out.append({"case": w.id, "why": "no label; unlabelled=true converts it all the same"})
+            why = f"{where(w.channels)}: no label; unlabelled=true converts it all the same"
+            found.left_out.append({"case": w.id, "why": why})
     names = _channel_names(kept, channels)
     if not kept:
+        reasons = [
+            *found.problems,
+            *(f"{one['case']}: {one['why']}" for one in found.left_out if "no label" not in one["why"]),
+        ]
         raise DataError(
-            f"none of {len(found.wanted)} studies has a label (DICOM SEG or RTSTRUCT of the chosen series, or a file in "
-            "labels=FOLDER named as the case or as the folder its series lies in); unlabelled=true converts images alone"
+            f"none of {number(len(found.wanted), 'study', 'studies')} has a label (DICOM SEG or RTSTRUCT of the chosen series, "
+            "or a file in labels=FOLDER named as the case or as a folder below root that its series lies in); unlabelled=true "
+            "converts images alone" + "".join(f". {text}" for text in reasons[:SHOWN])
         )
     used = list({id(one): one for w in kept for one in w.objects}.values())
-    chosen = structure_names(used, structures, earlier) if used else list(structures or ())
+    chosen = structure_names(used, structures, earlier, words) if used else list(structures or ())
+    why = (
+        f" ({number(len(found.left_out), 'study', 'studies')} of root left out: {found.left_out[0]['why']})"
+        if found.left_out
+        else ""
+    )
+    dropped = keep_cases(target, {w.id: w.patient for w in kept}, overwrite, why)
+    if kept_salt:
+        keep_salt(target, key_text)
+    if paths:
+        write_paths(target, tree, {s.place: w.id for w in kept for s in w.channels})
     write_settings(target, settings, key_text, chosen)
     stamp = digest(json.dumps(settings, sort_keys=True), key_text, 32)
     jobs = [Job(w, target, tuple(chosen), resample, source_key(w, stamp, key_text)) for w in kept]
-    say(f"{len(kept)} cases: {RULE}" + (f"; structures {', '.join(chosen)}" if chosen else ""))
+    if dropped:
+        say(dropped)
+        found.notes.append(dropped)
+    say(f"{number(len(kept), 'case')}: {RULE}" + (f"; structures {', '.join(chosen)}" if chosen else ""))
     _tell(found.choices)
     outcomes = list(_run(jobs, min(AT_ONCE, available_cpus()) if workers is None else workers))
     good = [o for o in outcomes if o.status != "failed"]
     if good:
         write_cohort(target, _cohort(target.name, good, names, chosen, class_names))
     failed = [o for o in outcomes if o.status == "failed"]
-    problems = [*found.problems, *(f"{o.id}: {o.problem}" for o in failed)]
+    at = {w.id: where(w.channels) for w in kept}
+    problems = [*found.problems, *(f"{o.id}: {o.problem} ({at[o.id]})" for o in failed)]
     write_json(
         target / "report.json",
         {
@@ -143,6 +187,10 @@ def convert_tree(
         f"{len(good) - there} converted, {there} were there already, {len(found.left_out)} left out, {len(problems)} failed; "
         f"{sum(bool(o.notes) for o in good)} with notes. All of it: {target / 'report.json'}"
     )
+    if paths:
+        say(f"Where the sources lie: {paths_file(target)}. Keep it here: paths may hold names.")
+    elif problems:
+        say("paths=true writes where each series, label object and damaged file lies, into a table beside out")
     if kept_salt:
         say(f"The salt of the ids: {salt_file(target)}. Keep it here: whoever has it can test ids against names.")
     if not good:
@@ -170,11 +218,11 @@ def _run(jobs: Sequence[Job], workers: int) -> Iterator[Outcome]:
 
 
 def _objects(paths: Sequence[Path], found: Found) -> Iterator[LabelObject]:
-    for path in paths:
+    for place, path in enumerate(paths, start=1):
         try:
-            yield read_object(path)
+            yield read_object(path, place)
         except DataError as error:
-            found.problems.append(str(error))
+            found.problems.append(f"label object {place} of the tree: {error}")
 
 
 def _label_files(labels: str | None) -> dict[str, Path] | None:

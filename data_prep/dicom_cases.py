@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from data_prep.dicom_labels import LabelObject, plain
+from data_prep.dicom_match import objects_of
+from data_prep.dicom_paths import where
+from data_prep.identity import telling
 from data_prep.pseudonyms import case_ids
 from segspeed.data.dicom_files import Series
 from segspeed.types import DataError, SettingError
@@ -54,25 +57,6 @@ def matches(series: Series, pattern: str) -> bool:
         return False  # text with brackets that is no expression
 
 
-def objects_of(
-    series: Series, objects: Sequence[LabelObject], known: frozenset[str]
-) -> tuple[list[LabelObject], list[str]]:
-    """SEG and RTSTRUCT of a series: those that refer to it; those that refer to no series that is there (``known``: all
-    SeriesInstanceUIDs) belong to it if they share its frame of reference."""
-    found, notes = [], []
-    images = {f.uid for f in series.frames}
-    for one in objects:
-        if one.study != series.study and not (one.images & images):
-            continue
-        if series.uid in one.series or one.images & images:
-            if not one.images or one.images & images:  # of a series that holds several volumes
-                found.append(one)
-        elif not known.intersection(one.series) and series.reference and series.reference in one.references:
-            found.append(one)
-            notes.append(f"a {one.kind} names no series that is here; it was matched by its frame of reference")
-    return found, notes
-
-
 def choose(candidates: Sequence[tuple[Series, bool]], pattern: str | None) -> tuple[Series, str | None]:
     """The series of a study by `RULE`, of pairs (series, has a label), and a line where there was a choice.
 
@@ -91,16 +75,23 @@ def choose(candidates: Sequence[tuple[Series, bool]], pattern: str | None) -> tu
     )
 
 
-def structure_names(objects: Sequence[LabelObject], asked: Sequence[str] | None, earlier: Sequence[str]) -> list[str]:
+def structure_names(
+    objects: Sequence[LabelObject],
+    asked: Sequence[str] | None,
+    earlier: Sequence[str],
+    words: frozenset[str] = frozenset(),
+) -> list[str]:
     """The structures of a cohort in order: those asked for, else the ``earlier`` ones and all others by name.
 
-    Raises SettingError for more than `MAX_STRUCTURES`, for names that no object has, and for names that hold a patient's.
+    Raises SettingError for more than `MAX_STRUCTURES`, for names that no object has, and for names that hold one of
+    ``words``, which are those of all patients' names and ids; of these only their place is told.
     """
-    counts = Counter(plain(name) for one in objects for name in set(one.names.values()) if plain(name))
-    person = {word for one in objects for word in one.person}
-    telling = [n for n in counts if person & set(re.findall(r"\w{4,}", n))]
-    listed = _listed(Counter({n: c for n, c in counts.items() if n not in telling}))
+    counts = Counter(key for one in objects for key in {plain(name) for name in one.names.values()})
+    spelled = {plain(n): re.sub(r"\s+", " ", n).strip() for one in reversed(objects) for n in one.names.values()}
+    secret = {key for key in counts if telling(key, words)}
+    listed = _listed(Counter({spelled[key]: c for key, c in counts.items() if key not in secret}))
     if asked is not None:
+        _refuse_telling(asked, objects, words, listed)
         twice = [n for n, c in Counter(map(plain, asked)).items() if c > 1]
         if twice:
             raise SettingError(f"structures names {twice[0]} twice")
@@ -111,18 +102,31 @@ def structure_names(objects: Sequence[LabelObject], asked: Sequence[str] | None,
             )
         names = list(asked)
     else:
-        if telling:
-            raise SettingError(
-                f"{len(telling)} structure names hold a word of a patient's name or id; choose with structures=[liver,...]"
-            )
-        spelled = {plain(n): re.sub(r"\s+", " ", n).strip() for one in objects for n in one.names.values()}
         names = [*earlier, *(spelled[n] for n in sorted(counts) if n not in {plain(e) for e in earlier})]
+    _refuse_telling(names, objects, words, listed)
     if len(names) > MAX_STRUCTURES:
         raise SettingError(
             f"{len(names)} structures; at most {MAX_STRUCTURES} fit one label map. Choose with structures=[liver,...]; "
             f"there are: {listed}"
         )
     return names
+
+
+def _refuse_telling(names: Sequence[str], objects: Sequence[LabelObject], words: frozenset[str], listed: str) -> None:
+    """Raises SettingError for ``names`` that hold one of ``words``: where they stand, and nothing of them."""
+    keys = {plain(name) for name in names if telling(name, words)}
+    if not keys:
+        return
+    at = [
+        f"number {n} of label object {one.place}" for one in objects for n, v in one.names.items() if plain(v) in keys
+    ]
+    at = at or [f"number {n} of those named" for n, name in enumerate(names, 1) if plain(name) in keys]
+    shown = ", ".join(at[:10]) + (f" and {len(at) - 10} more" if len(at) > 10 else "")
+    one = len(at) == 1
+    raise SettingError(
+        f"structure{'' if one else 's'} {shown} {'holds' if one else 'hold'} a word of a patient's name or id; rename "
+        f"{'it' if one else 'them'} or choose others with structures=[...]; there are: {listed or 'no others'}"
+    )
 
 
 def _listed(counts: Counter[str]) -> str:
@@ -144,13 +148,16 @@ def numbers_for(objects: Sequence[LabelObject], structures: Sequence[str]) -> Ma
     return found
 
 
-def case_table(series: Sequence[Series], salt: str, own: Mapping[str, str] | None) -> dict[str, tuple[str, str]]:
-    """Study -> (case id, patient code)."""
-    return case_ids({_study(s): s.patient for s in series}, salt, own)
+def case_table(
+    series: Sequence[Series], salt: str, own: Mapping[str, str] | None
+) -> dict[tuple[str, str], tuple[str, str]]:
+    """(Owner, study) -> (case id, patient code)."""
+    return case_ids([(*_study(s), s.patient) for s in series], salt, own)
 
 
-def _study(series: Series) -> str:
-    return series.study or series.uid
+def _study(series: Series) -> tuple[str, str]:
+    """Whose study: two patients may have one StudyInstanceUID. Without UIDs a folder is a study."""
+    return series.owner, series.study or series.uid or series.files[0].parent.name
 
 
 def choose_cases(
@@ -161,16 +168,24 @@ def choose_cases(
     pattern: str | None,
     channels: Mapping[str, str] | None,
     modality: str | None,
-    table: Mapping[str, tuple[str, str]],
+    table: Mapping[tuple[str, str], tuple[str, str]],
+    own: Mapping[str, str] | None = None,
+    root: Path | None = None,
+    damaged: Sequence[Path] = (),
 ) -> None:
-    studies: dict[str, list[Series]] = defaultdict(list)
+    """Fill ``found`` with a case a study of ``series`` and with what is left out. ``files`` are label maps by name, which may
+    be the case's id, the patient's ``own`` one, or a folder of the series below ``root``; ``damaged`` are unreadable files.
+    """
+    hurt = Counter(path.parent for path in damaged)
+    studies: dict[tuple[str, str], list[Series]] = defaultdict(list)
     for one in series:
         studies[_study(one)].append(one)
     known = frozenset(s.uid for s in series)
-    missing = sum(study not in table for study in studies)
+    missing = [members for study, members in studies.items() if study not in table]
     if missing:
         found.problems.append(
-            f"{missing} studies are of patients that the table of ids does not have; they are left out"
+            f"{len(missing)} studies are of patients that the table of ids does not have; they are left out: "
+            f"{where([one for members in missing for one in members])}"
         )
     for study, members in studies.items():
         if study not in table:
@@ -178,11 +193,11 @@ def choose_cases(
         case_id, patient = table[study]
         fitting = [s for s in members if modality is None or s.modality == modality]
         matched = {s.id: objects_of(s, objects, known) for s in fitting}
-        file = {s.id: _file_of(s, files, case_id) for s in fitting}
+        file = {s.id: _file_of(s, files, (case_id, (own or {}).get(s.patient, case_id)), root) for s in fitting}
         pairs = [(s, bool(matched[s.id][0]) or file[s.id] is not None) for s in fitting]
         try:
             if not pairs:
-                raise DataError(f"none of its {len(members)} series is {modality}")
+                raise DataError(f"none of its series is {modality}")
             picked, lines = [], []
             for wish in list(channels.values()) if channels is not None else [pattern]:
                 one, line = choose(pairs, wish)
@@ -191,7 +206,7 @@ def choose_cases(
             if len({s.id for s in picked}) < len(picked):
                 raise DataError("two channels fit the same series; make their patterns more telling")
         except DataError as error:
-            found.left_out.append({"case": case_id, "why": str(error)})
+            found.left_out.append({"case": case_id, "why": f"{where(members)}: {error}"})
             continue
         first = picked[0].id
         notes = list(matched[first][1])
@@ -199,19 +214,30 @@ def choose_cases(
             notes.append("a label of this study belongs to another series than the (first) one chosen")
         if not picked[0].patient:
             notes.append("no PatientID: the study counts as a patient of its own")
+        lost = sum(hurt[folder] for folder in {path.parent for s in picked for path in s.files})
+        if lost:
+            notes.append(
+                f"{lost} {'file' if lost == 1 else 'files'} in the folder of its series cannot be read; if they are slices at "
+                "an end, the volume is shorter than the scan"
+            )
         found.choices += lines
         found.wanted.append(
             Wanted(case_id, patient, tuple(picked), tuple(matched[first][0]), file[first], tuple(notes))
         )
     _one_study_a_file(found, files)
+    used = {id(one) for w in found.wanted for one in w.objects}
+    idle = [str(one.place) for one in objects if id(one) not in used]
+    if idle:
+        shown = ", ".join(idle[:20]) + (f" and {len(idle) - 20} more" if len(idle) > 20 else "")
+        found.notes.append(f"label objects of the tree that belong to no chosen series: number {shown}")
 
 
-def _file_of(series: Series, files: Mapping[str, Path] | None, case_id: str) -> Path | None:
+def _file_of(series: Series, files: Mapping[str, Path] | None, ids: Sequence[str], root: Path | None) -> Path | None:
     if files is None:
         return None
-    own = case_id.rsplit("_s", 1)[0]
-    folders = [parent.name for parent in series.files[0].parents]
-    return next((files[name] for name in (case_id, own, *folders) if name in files), None)
+    parents = series.files[0].parents
+    folders = [p.name for p in parents if root is not None and p != root and p.is_relative_to(root)]
+    return next((files[name] for name in (*ids, *folders) if name in files), None)
 
 
 def _one_study_a_file(found: Found, files: Mapping[str, Path] | None) -> None:
@@ -219,7 +245,10 @@ def _one_study_a_file(found: Found, files: Mapping[str, Path] | None) -> None:
     claimed = Counter(w.label_file for w in found.wanted if w.label_file is not None)
     for place, w in enumerate(found.wanted):
         if w.label_file is not None and claimed[w.label_file] > 1:
-            text = f"{w.id}: the name of its label file fits {claimed[w.label_file]} studies; name it as the case"
+            text = (
+                f"{w.id}: the name of its label file fits {claimed[w.label_file]} studies; name it as the case "
+                f"({where(w.channels)})"
+            )
             found.problems.append(text)
             found.wanted[place] = replace(w, label_file=None)
     if files is not None and len(files) > len(claimed):

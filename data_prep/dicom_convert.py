@@ -25,7 +25,7 @@ from segspeed.data.labels import INTEGER_TOLERANCE
 from segspeed.jsonio import from_plain, write_json
 from segspeed.types import DataError
 
-FORMAT = 1  # of the files a conversion writes; raise it when they change
+FORMAT = 2  # of the files a conversion writes; raise it when they change
 TOLERANCE_MM = 0.1  # corners of two grids that are the same
 
 

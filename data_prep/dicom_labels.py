@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.polygons import inside
+from data_prep.polygons import beside, distinct, inside
 from segspeed.data.dicom import Stack
 from segspeed.data.dicom_files import TURNED, UNREADABLE, Frame, from_groups, make_frame, pydicom_module, silent
+from segspeed.data.dicom_person import patient_id, person_of
 from segspeed.data.dicom_pixels import check_decoder
 from segspeed.data.dicom_stack import axes, depths
 from segspeed.types import DataError
@@ -35,7 +36,10 @@ class LabelObject:
     series: tuple[str, ...] = field(default=(), repr=False)  # SeriesInstanceUIDs it refers to
     images: frozenset[str] = field(default=frozenset(), repr=False)  # SOPInstanceUIDs it refers to
     references: tuple[str, ...] = field(default=(), repr=False)  # FrameOfReferenceUIDs
-    person: frozenset[str] = field(default=frozenset(), repr=False)  # words of the patient's name and id, lower case
+    place: int = 0  # among the SEG and RTSTRUCT files of the tree, sorted by path, from 1
+    person: frozenset[str] = field(
+        default=frozenset(), repr=False
+    )  # names and ids of the patient, as the file has them
 
 
 def plain(name: str) -> str:
@@ -43,7 +47,7 @@ def plain(name: str) -> str:
     return re.sub(r"\s+", " ", name).strip().casefold()
 
 
-def read_object(path: Path) -> LabelObject:
+def read_object(path: Path, place: int = 0) -> LabelObject:
     """What a SEG or RTSTRUCT file holds, without its pixels. Raises DataError when it cannot be read."""
     pydicom = pydicom_module()
     with silent():
@@ -52,18 +56,18 @@ def read_object(path: Path) -> LabelObject:
             kind = str(one.Modality)
             names = _segments(one) if kind == "SEG" else _rois(one)
             series, images, references = _drawn_on(one)
-            words = re.findall(r"\w{4,}", f"{one.get('PatientName', '')} {one.get('PatientID', '')}".casefold())
             return LabelObject(
                 file=path,
                 kind=kind,
                 names=names,
                 uid=str(one.get("SOPInstanceUID", "")),
-                patient=str(one.get("PatientID", "") or "").strip(),
+                patient=patient_id(one),
                 study=str(one.get("StudyInstanceUID", "")),
                 series=tuple(dict.fromkeys(series)),
                 images=frozenset(images),
                 references=tuple(dict.fromkeys(references)),
-                person=frozenset(words),
+                place=place,
+                person=person_of(one),
             )
         except UNREADABLE as error:
             raise DataError(f"a SEG or RTSTRUCT file cannot be read ({type(error).__name__}); it is damaged") from error
@@ -79,7 +83,7 @@ def masks_of(one: LabelObject, wanted: Sequence[int], stack: Stack) -> tuple[dic
         try:
             data = pydicom.dcmread(one.file)
             if one.kind == "SEG":
-                return _seg_masks(pydicom, data, wanted, stack), []
+                return _seg_masks(pydicom, data, wanted, stack)
             return _contour_masks(data, wanted, stack)
         except DataError:
             raise
@@ -88,12 +92,14 @@ def masks_of(one: LabelObject, wanted: Sequence[int], stack: Stack) -> tuple[dic
 
 
 def _segments(one: Any) -> dict[int, str]:
-    return {int(s.SegmentNumber): str(s.get("SegmentLabel", "") or "") for s in one.SegmentSequence}
+    """Segment number -> label; one without a label is called by its number, so that it is never background unsaid."""
+    found = {int(s.SegmentNumber): str(s.get("SegmentLabel", "") or "") for s in one.SegmentSequence}
+    return {n: name if plain(name) else f"segment_{n}" for n, name in found.items()}
 
 
 def _rois(one: Any) -> dict[int, str]:
-    found = one.get("StructureSetROISequence", None) or []
-    return {int(r.ROINumber): str(r.get("ROIName", "") or "") for r in found}
+    found = {int(r.ROINumber): str(r.get("ROIName", "") or "") for r in one.get("StructureSetROISequence", None) or []}
+    return {n: name if plain(name) else f"roi_{n}" for n, name in found.items()}
 
 
 def _drawn_on(one: Any) -> tuple[list[str], list[str], list[str]]:
@@ -136,7 +142,7 @@ class _Slices:
         return bool(depth < self.depth[0] - half or depth > self.depth[-1] + half)
 
 
-def _seg_masks(pydicom: Any, data: Any, wanted: Sequence[int], stack: Stack) -> dict[int, np.ndarray]:
+def _seg_masks(pydicom: Any, data: Any, wanted: Sequence[int], stack: Stack) -> tuple[dict[int, np.ndarray], list[str]]:
     slices = _Slices(stack)
     check_decoder(data)
     pixels = pydicom.pixels.pixel_array(data)
@@ -144,6 +150,7 @@ def _seg_masks(pydicom: Any, data: Any, wanted: Sequence[int], stack: Stack) -> 
     kind = str(data.get("SegmentationType", "BINARY"))
     full = float(data.get("MaximumFractionalValue", 1) or 1) if kind == "FRACTIONAL" else 1.0
     masks = {n: np.zeros((len(slices.frames), *slices.pixels), dtype=bool) for n in wanted}
+    covered: dict[int, set[int]] = {n: set() for n in wanted}  # slices with a frame, which may be empty
     off: list[float] = []
     for index, plane in enumerate(pixels):
         frame = _seg_frame(data, index)
@@ -152,11 +159,14 @@ def _seg_masks(pydicom: Any, data: Any, wanted: Sequence[int], stack: Stack) -> 
         else:
             number = from_groups(data, index, "SegmentIdentificationSequence", "ReferencedSegmentNumber")
             drawn = {int(number): plane >= HALF * full if full > 1 else plane > 0} if int(number) in masks else {}
+        n, distance = slices.nearest(float(np.dot(frame.position, slices.normal)))
+        near = distance <= OFF_PLANE * slices.step
+        for number in drawn:
+            covered[number] |= {n} if near else set()
         drawn = {n: mask for n, mask in drawn.items() if mask.any()}
         if not drawn:
             continue
-        n, distance = slices.nearest(float(np.dot(frame.position, slices.normal)))
-        if distance > OFF_PLANE * slices.step:
+        if not near:
             off.append(distance)
             continue
         for number, mask in drawn.items():
@@ -166,7 +176,13 @@ def _seg_masks(pydicom: Any, data: Any, wanted: Sequence[int], stack: Stack) -> 
             f"{len(off)} frames of its SEG lie up to {max(off):.2f} mm off every slice of the series: it was drawn on another "
             "grid. Export it on the grid of the series"
         )
-    return masks
+    names, notes = _segments(data), []
+    for number, mask in masks.items():
+        filled = np.flatnonzero(mask.any(axis=(1, 2)))
+        gaps = len(set(range(filled[0], filled[-1])) - covered[number]) if len(filled) else 0
+        if gaps:
+            notes.append(f"{names.get(number, number)}: {gaps} slices between its first and last have no frame")
+    return masks, notes
 
 
 def _seg_frame(data: Any, index: int) -> Frame:
@@ -206,7 +222,7 @@ def _contour_masks(data: Any, wanted: Sequence[int], stack: Stack) -> tuple[dict
     masks, notes, between, slanted = {}, [], [], 0
     for number in wanted:
         polygons: dict[int, list[np.ndarray]] = defaultdict(list)
-        beyond = other = 0
+        beyond = other = outside = twice = 0
         for points in _contours(items.get(number)):
             if points is None:
                 other += 1
@@ -222,14 +238,22 @@ def _contour_masks(data: Any, wanted: Sequence[int], stack: Stack) -> tuple[dict
             elif np.ptp(depth) > 2 * OFF_PLANE * slices.step:
                 slanted += 1
             else:
-                polygons[n].append(_in_pixels(points, slices, n))
+                polygon = _in_pixels(points, slices, n)
+                if beside(polygon, slices.pixels):
+                    outside += 1
+                else:
+                    polygons[n].append(polygon)
         masks[number] = np.zeros((len(slices.frames), *slices.pixels), dtype=bool)
         for n, found in polygons.items():
-            masks[number][n] = inside(found, slices.pixels)
+            once = distinct(found)  # by even and odd an outline that is there twice would enclose nothing
+            twice += len(found) - len(once)
+            masks[number][n] = inside(once, slices.pixels)
         gaps = max(polygons) - min(polygons) + 1 - len(polygons) if polygons else 0
         for count, text in (
             (other, "contours that are points or open lines enclose nothing"),
             (beyond, "contours lie beyond the first or last slice"),
+            (outside, "contours lie wholly beside the image"),
+            (twice, "contours are there twice; each is used once"),
             (gaps, "slices between its first and last have no contour"),
         ):
             if count:

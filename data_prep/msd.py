@@ -8,6 +8,7 @@ from typing import Any
 
 from data_prep.files import dataset_root, label_table, own_splits, read_dataset_json, table_fields
 from segspeed.data.files import stem
+from segspeed.data.wildcards import as_on_disk
 from segspeed.types import Case, Cohort, DataError
 
 
@@ -37,10 +38,9 @@ def msd(root: str) -> Cohort:
 def _case(folder: Path, pair: Any, channels: int) -> Case:
     if not isinstance(pair, Mapping) or not isinstance(pair.get("image"), str):
         raise DataError(f'{folder / "dataset.json"}: {pair!r} is no pair {{"image": ..., "label": ...}}')
-    image, label = folder / pair["image"], pair.get("label")
-    return Case(
-        stem(image), (image,) * channels, folder / label if isinstance(label, str) else None, stacked=channels > 1
-    )
+    image, label = as_on_disk(folder / pair["image"]), pair.get("label")
+    path = as_on_disk(folder / label) if isinstance(label, str) else None
+    return Case(stem(image), (image,) * channels, path, stacked=channels > 1)
 
 
 def _channels(modality: Any) -> tuple[str, ...]:

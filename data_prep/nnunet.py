@@ -10,6 +10,7 @@ from typing import Any
 
 from data_prep.files import dataset_root, label_table, own_splits, read_dataset_json, some, table_fields
 from segspeed.data.files import is_volume, stem
+from segspeed.data.wildcards import composed
 from segspeed.types import Case, Cohort, DataError
 
 _CHANNEL = re.compile(r"(?s)(.+)_(\d{4})$")
@@ -47,12 +48,12 @@ def _cases(images: Path, labels: Path, channels: int) -> tuple[Case, ...]:
     found: dict[str, dict[int, Path]] = defaultdict(dict)
     nameless = []
     for path in sorted(p for p in images.iterdir() if is_volume(p)):
-        match = _CHANNEL.match(stem(path))
+        match = _CHANNEL.match(composed(stem(path)))
         if match:
             found[match[1]][int(match[2])] = path
         else:
             nameless.append(path.name)
-    label_of = {stem(p): p for p in sorted(labels.iterdir()) if is_volume(p)}
+    label_of = {composed(stem(p)): p for p in sorted(labels.iterdir()) if is_volume(p)}
     problems = []
     if nameless:
         problems.append(f"images without a channel number such as _0000: {some(nameless)}")

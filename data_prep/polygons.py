@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 SNAP = 4  # decimals of a pixel: a centre on the outline is inside or not by a rule, not by rounding
+
+ALIKE = 2  # decimals of a pixel in which the corners of a polygon that was drawn twice agree
+
+
+def distinct(polygons: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """``polygons`` without those that are the outline of an earlier one again, from any corner and in either direction."""
+    found: dict[frozenset[tuple[frozenset[tuple[float, ...]], int]], np.ndarray] = {}
+    for polygon in polygons:
+        corners = [tuple(p) for p in (np.round(polygon, ALIKE) + 0.0).tolist()]
+        edges = Counter(frozenset(e) for e in zip(corners, corners[1:] + corners[:1], strict=True) if e[0] != e[1])
+        found.setdefault(frozenset(edges.items()), polygon)
+    return list(found.values())
+
+
+def beside(polygon: np.ndarray, shape: tuple[int, int]) -> bool:
+    """Whether a polygon of (column, row) lies wholly beside the pixels of an image of ``shape`` (rows, columns)."""
+    rows, columns = shape
+    low, high = polygon.min(0), polygon.max(0)
+    return bool((high < -0.5).any() or low[0] > columns - 0.5 or low[1] > rows - 0.5)
 
 
 def inside(polygons: Sequence[np.ndarray], shape: tuple[int, int]) -> np.ndarray:

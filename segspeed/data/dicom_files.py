@@ -14,12 +14,14 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from segspeed.data.dicom_person import WHO, modality_of, owner_of, patient_id, person_of
+from segspeed.data.dicom_walk import files_of
 from segspeed.types import DataError, Triple
 
 MIN_SLICES = 3  # fewer make a localizer, not a volume
@@ -31,7 +33,7 @@ NO_IMAGES = frozenset(
 )
 DIRECTORY = "1.2.840.10008.1.3.10"  # DICOMDIR, the table of contents of a disc
 TAGS = [
-    "PatientID", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "FrameOfReferenceUID", "Modality", "ImageType",
+    *WHO, "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "FrameOfReferenceUID", "Modality", "ImageType",
     "SeriesDescription", "ImageOrientationPatient", "ImagePositionPatient", "Rows", "Columns", "PixelSpacing",
     "SamplesPerPixel", "NumberOfFrames", "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence",
 ]  # fmt: skip
@@ -67,6 +69,11 @@ class Series:
     uid: str = field(default="", repr=False)  # SeriesInstanceUID
     reference: str = field(default="", repr=False)  # FrameOfReferenceUID
     description: str = field(default="", repr=False)
+    owner: str = field(default="", repr=False)  # PatientID, else the patient's name
+    person: frozenset[str] = field(
+        default=frozenset(), repr=False
+    )  # names and ids of the patient, as the files have them
+    place: int = 0  # among the series of the tree, sorted by path of the first file, from 1
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -77,13 +84,14 @@ class Series:
 class Tree:
     """Series with at least `MIN_SLICES` planes, files of DICOM SEG and RTSTRUCT, and notes on the rest (without names).
 
-    ``damaged`` counts DICOM files whose headers cannot be read.
+    ``damaged`` are the DICOM files whose headers cannot be read, ``people`` all names and ids of patients in the tree.
     """
 
     series: tuple[Series, ...]
-    objects: tuple[Path, ...]
+    objects: tuple[Path, ...] = field(repr=False)
     notes: tuple[str, ...]
-    damaged: int = 0
+    damaged: tuple[Path, ...] = field(default=(), repr=False)
+    people: frozenset[str] = field(default=frozenset(), repr=False)
 
 
 def pydicom_module() -> Any:
@@ -119,28 +127,33 @@ def digest(text: str, salt: str = "", length: int = 10) -> str:
 def read_tree(folder: Path, salt: str = "") -> Tree:
     """Sort the files of a folder tree, whatever their names, into volumes.
 
-    Planes belong together by study, series, orientation, matrix and pixel spacing, so that a localizer in the same series
-    goes its own way. Files that are no DICOM, and DICOM files that are no planes (reports, colour captures), are counted.
+    Planes belong together by patient, study, series, orientation, matrix and pixel spacing, so that a localizer in the same
+    series goes its own way, and patients whose files have the same UIDs do too. Files without a series UID belong together
+    by folder. Files that are no DICOM, and DICOM files that are no planes (reports, colour captures), are counted.
     """
     pydicom = pydicom_module()
     planes: dict[tuple[Any, ...], list[tuple[Frame, Any]]] = defaultdict(list)
     objects: list[Path] = []
+    broken: list[Path] = []
+    people: set[str] = set()
     left_out: dict[str, list[str]] = defaultdict(list)
     scouts: dict[str, int] = defaultdict(int)
-    other = damaged = 0
+    other = 0
+    paths, closed = files_of(folder)
     with silent():
-        for path in sorted(p for p in folder.rglob("*") if not p.name.startswith(".") and _is_file(p)):
+        for path in paths:
             try:
                 head = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=TAGS)
                 if head.file_meta.get("MediaStorageSOPClassUID", "") == DIRECTORY:
                     other += 1
                     continue
+                people |= person_of(head)
                 modality = str(head["Modality"].value)
             except pydicom.errors.InvalidDicomError:
                 other += 1
                 continue
             except UNREADABLE:
-                damaged += 1
+                broken.append(path)
                 continue
             try:
                 if modality in ("SEG", "RTSTRUCT"):
@@ -148,18 +161,24 @@ def read_tree(folder: Path, salt: str = "") -> Tree:
                     continue
                 frames = list(_frames(head, path)) if modality not in NO_IMAGES else []
                 uid = str(head.get("SeriesInstanceUID", ""))
-                if not frames:
+                if not frames and "Rows" not in head and _is_image(head):
+                    broken.append(path)  # cut short before what every image has
+                elif not frames:
                     other += 1
                 elif "LOCALIZER" in [str(part).upper() for part in head.get("ImageType", None) or []]:
                     scouts[uid] += len(frames)
                 else:
+                    owner = owner_of(head)
+                    study = str(head.get("StudyInstanceUID", ""))
                     for frame in frames:
-                        planes[str(head.get("StudyInstanceUID", "")), uid, frame.shape].append((frame, head))
+                        planes[owner, study, uid or str(path.parent), frame.shape].append((frame, head))
             except UNREADABLE:
-                damaged += 1
+                broken.append(path)
     notes = [f"{other} files are no slices of a DICOM volume"] if other else []
-    if damaged:
-        notes.append(f"{damaged} DICOM files are damaged or cut short and are left out")
+    if closed:
+        notes.append(f"{closed} folders may not be read; what they hold is not used")
+    if broken:
+        notes.append(f"{len(broken)} DICOM files are damaged or cut short and are left out")
     for uid, count in scouts.items():
         left_out[uid].append(f"{count} slice(s) marked as a localizer left out")
     found: list[Series] = []
@@ -176,23 +195,25 @@ def read_tree(folder: Path, salt: str = "") -> Tree:
             Series(
                 id=f"{name}_{taken}" if taken else name,
                 frames=tuple(frame for frame, _ in group),
-                modality=str(head.get("Modality", "")),
-                patient=str(head.get("PatientID", "") or "").strip(),
+                modality=modality_of(head),
+                patient=patient_id(head),
                 study=str(head.get("StudyInstanceUID", "")),
                 uid=uid,
                 reference=str(head.get("FrameOfReferenceUID", "")),
                 description=str(head.get("SeriesDescription", "") or ""),
+                owner=owner_of(head),
+                person=frozenset().union(*(person_of(one) for one in {id(h): h for _, h in group}.values())),
             )
         )
+    places = {s.id: n for n, s in enumerate(sorted(found, key=lambda s: min(s.files)), start=1)}
+    found = [replace(s, place=places[s.id]) for s in found]
     notes += [f"series_{digest(uid, salt)}: {text}" for uid, texts in left_out.items() for text in texts]
-    return Tree(tuple(found), tuple(objects), tuple(notes), damaged)
+    return Tree(tuple(found), tuple(objects), tuple(notes), tuple(broken), frozenset(people))
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a folder that may not be read; the error would name it
-        return False
+def _is_image(head: Any) -> bool:
+    """By its file meta information, which comes first and so survives what cuts a file short."""
+    return str(getattr(head.file_meta.get("MediaStorageSOPClassUID", ""), "name", "")).endswith("Image Storage")
 
 
 def groups_of(head: Any, number: int) -> list[Any]:

@@ -75,6 +75,8 @@ def regions_of(named: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, tuple[in
     if all(len(names) == 1 for names in inside.values()):
         return dict(named), {}
     title = {names: " + ".join(names) if len(names) > 1 else f"{names[0]} only" for names in inside.values()}
+    if len(set(title.values())) < len(title):
+        raise SettingError("structures whose names hold ' + ' or ' only' cannot be told from combinations; rename them")
     classes: dict[str, tuple[int, ...]] = {}
     for names in sorted(title, key=lambda names: ([list(named).index(n) for n in names], len(names))):
         classes[title[names]] = tuple(v for v in values if inside[v] == names)

@@ -144,6 +144,8 @@ def test_structures_that_share_values_become_classes_and_regions():
     assert classes == {"whole only": (1,), "whole + core": (2, 3), "other only": (7,)}
     assert regions == {"whole": ("whole only", "whole + core"), "core": ("whole + core",), "other": ("other only",)}
     assert regions_of({"a": (1,), "b": (2, 3)}) == ({"a": (1,), "b": (2, 3)}, {})
+    with pytest.raises(SettingError, match="cannot be told from combinations"):
+        regions_of({"a": (1,), "b + c": (1,), "a + b": (2,), "c": (2,)})
     kept = choose_labels(LabelTable(classes, regions=regions), **{**NONE, "background": (7,)})
     assert kept.targets == ("whole", "core"), "a region whose values are dropped goes with them"
 

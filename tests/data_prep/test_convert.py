@@ -1,5 +1,6 @@
 """The door: DICOM and other layouts into a folder that training reads, with nobody's name in it."""
 
+import dataclasses
 import gzip
 import json
 import shutil
@@ -194,6 +195,20 @@ def test_a_decathlon_folder_without_names(tmp_path, make_cohort):
     assert all(p.stat().st_mtime_ns == t for p, t in times.items())
     with pytest.raises(SettingError, match=r"other settings \(salt\)"):
         convert_cohort(msd(str(root)), str(tmp_path / "out"), salt="yet another salt", overwrite=False, workers=1)
+
+
+def test_a_copy_drops_no_case_of_an_earlier_one_unsaid(tmp_path, make_cohort):
+    first, second = msd(str(make_cohort(tmp_path / "a", cases=3))), msd(str(make_cohort(tmp_path / "b", cases=3)))
+    out, more = str(tmp_path / "out"), {"salt": SALT, "workers": 1}
+    assert convert_cohort(first, out, overwrite=False, **more) == 0
+    fewer = dataclasses.replace(first, cases=first.cases[:2], splits=())
+    with pytest.raises(SettingError, match="1 of its 3 cases are not among those of this call"):
+        convert_cohort(fewer, out, overwrite=False, **more)
+    with pytest.raises(SettingError, match=r"other settings \(source\)"):
+        convert_cohort(dataclasses.replace(second, name="other"), out, overwrite=False, **more)
+    assert len(cohort(out).cases) == 3
+    assert convert_cohort(fewer, out, overwrite=True, **more) == 0
+    assert len(cohort(out).cases) == 2
 
 
 def test_scaled_values_and_coded_axes_survive(tmp_path, write):

@@ -6,7 +6,7 @@ from skimage.draw import polygon2mask
 
 from data_prep.dicom_convert import structures_on
 from data_prep.dicom_labels import masks_of, read_object
-from data_prep.polygons import inside
+from data_prep.polygons import beside, distinct, inside
 from segspeed.data.dicom import find_series, stack_series
 from segspeed.types import DataError
 from tests.data.dicom_writers import voxels, write_multiframe, write_rtstruct, write_seg, write_series
@@ -39,6 +39,25 @@ def test_holes_and_keyholes():
     assert ring.sum() == 49 - 9
     keyhole = np.concatenate([outer, outer[:1], inner, inner[:1]])  # in and out by the same way
     assert np.array_equal(inside([keyhole], (8, 8)), ring)
+
+
+def test_an_outline_that_is_there_twice_counts_once():
+    outer, inner = square(-0.5, -0.5, 6.5, 6.5), square(1.5, 1.5, 4.5, 4.5)
+    again = np.roll(outer, 1, axis=0)[::-1] + 1e-4  # from another corner, the other way round
+    closed = np.concatenate([outer, outer[:1]])
+    assert inside([outer, outer], (8, 8)).sum() == 0, "by even and odd alone"
+    assert len(distinct([outer, again, closed, inner])) == 2
+    assert inside(distinct([outer, again, inner]), (8, 8)).sum() == 49 - 9
+    assert len(distinct([inner, inner + 0.5])) == 2
+    keyhole = np.concatenate([outer, outer[:1], inner, inner[:1]])
+    assert len(distinct([keyhole, outer])) == 2
+
+
+def test_an_outline_beside_the_image_is_told_from_one_that_reaches_in():
+    assert beside(square(-9, -9, -0.6, 20), (4, 6))
+    assert beside(square(0, 3.6, 5, 9), (4, 6))
+    assert not beside(square(-9, -9, 20, 20), (4, 6)), "around it all"
+    assert not beside(square(5.4, 0, 9, 1), (4, 6))
 
 
 def test_outlines_beyond_the_image_are_cut_off():
@@ -85,8 +104,8 @@ def test_binary_segments_may_overlap_and_leave_out_empty_frames(tmp_path, stack)
     assert bits[1, 2, 3] == 3
     assert bits[1, 0, 0] == 1
     assert bits[0, 0, 0] == 0, "a structure that nobody asked for"
-    assert notes == []
-    assert told == ["no structure called spleen: background here"]
+    assert notes == ["Organ: 2 slices between its first and last have no frame"]
+    assert told == ["no structure called spleen: background here", *notes]
 
 
 def test_a_fractional_segment_is_cut_at_half_of_its_full_value(tmp_path, stack):
@@ -141,6 +160,29 @@ def test_contours_that_enclose_nothing_or_lie_beyond_are_noted(tmp_path, stack):
     assert masks(tmp_path / "r", stack)[1] == ["p: 1 contours that are points or open lines enclose nothing"]
     write_rtstruct(tmp_path / "r", {"p": [contour(3, 0, 0, 2, 2), contour(7, 0, 0, 2, 2)]})
     assert masks(tmp_path / "r", stack)[1] == ["p: 1 contours lie beyond the first or last slice"]
+
+
+def test_a_contour_drawn_twice_and_one_beside_the_image_are_noted(tmp_path, stack):
+    twice = [contour(3, 0.5, 0.5, 3.5, 3.5)] * 2
+    write_rtstruct(tmp_path / "r", {"p": [*twice, contour(4, 90, 0, 99, 9)]})
+    found, notes = masks(tmp_path / "r", stack)
+    assert found["p"].sum() == found["p"][3].sum() == 9
+    assert notes == ["p: 1 contours lie wholly beside the image", "p: 1 contours are there twice; each is used once"]
+
+
+def test_a_structure_without_a_name_has_its_number_for_one(tmp_path, stack):
+    write_seg(tmp_path / "s", [some((1, 1, 1)), some((2, 1, 1))], PLACES, names=["", "x"])
+    assert dict(read_object(tmp_path / "s").names) == {1: "segment_1", 2: "x"}
+    found, _ = masks(tmp_path / "s", stack)
+    assert np.argwhere(found["segment_1"]).tolist() == [[1, 1, 1]]
+    write_rtstruct(tmp_path / "r", {" ": [contour(3, 0, 0, 2, 2)]})
+    assert dict(read_object(tmp_path / "r").names) == {1: "roi_1"}
+
+
+def test_a_seg_on_every_second_slice_is_noted(tmp_path, stack):
+    full = np.ones((3, 5, 4), int)
+    write_seg(tmp_path / "s", [full], PLACES[::2], names=["x"])
+    assert masks(tmp_path / "s", stack)[1] == ["x: 2 slices between its first and last have no frame"]
 
 
 def test_contours_between_or_askew_to_the_slices_are_refused(tmp_path, stack):

@@ -212,7 +212,7 @@ def test_real_probes(subject):
         assert prober.probe(s, plan, limit=10**9).outcome == "done", "the next one is none the worse"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "network",
     [("model=dynunet",), ("model=segresnet_ds",), ("model=swin_unetr", "model.feature_size=12")],

@@ -155,7 +155,7 @@ def test_traced_by_the_compiler(name):
     compiled("aot_eager", name)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["dynunet", "segresnet_ds", "swin_unetr", "forked, by name"])
 def test_compiled(name):
     if not shutil.which(os.environ.get("CXX", "g++")):

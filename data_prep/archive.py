@@ -67,7 +67,7 @@ def unpack(
         if isinstance(error, gzip.BadGzipFile):
             raise _damaged(archive, error) from error
         raise DataError(f"{archive.name} cannot be unpacked: {error.strerror}: {error.filename}") from error
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, struct.error) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, struct.error, OverflowError) as error:
         raise _damaged(archive, error) from error
     except (NotImplementedError, RuntimeError, ValueError) as error:  # zipfile: an unknown method, a header of nonsense
         raise DataError(f"{archive.name} cannot be unpacked here: {error}; use another program to unpack it") from error
@@ -82,6 +82,10 @@ def refuse_existing(target: Path) -> None:
             f"{target} is there already, and what is there is not overwritten: move it away, or unpack to another "
             "place (out=FOLDER, or name=NAME for another folder name)"
         )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if abs(size) < 10**18 else "more than a billion GB"
 
 
 def _damaged(archive: Path, error: BaseException) -> DataError:
@@ -121,11 +125,11 @@ class _Unpacker:
         if size < 0 or total > self.limit:
             raise DataError(
                 f"{self.archive.name} unpacks to more than {self.max_ratio:g} times its size "
-                f"({total / 1e9:.2f} GB), as no set of images does; if you trust it, raise max_ratio"
+                f"({_gigabytes(total)}), as no set of images does; if you trust it, raise max_ratio"
             )
         if total > self.free:
             raise DataError(
-                f"{self.archive.name} needs more than {total / 1e9:.2f} GB, but only {max(0, self.free) / 1e9:.2f} GB "
+                f"{self.archive.name} needs more than {_gigabytes(total)}, but only {max(0, self.free) / 1e9:.2f} GB "
                 f"can be used on the disk of {self.root.parent.parent} ({RESERVE >> 20} MiB stay free)"
             )
 

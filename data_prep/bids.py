@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from data_prep.bids_names import BidsFile, allowed, check_fixed, fixed_entities,
 from data_prep.bids_tables import sites_of, table_of
 from data_prep.files import dataset_root, found_classes, label_table, own_splits, some, table_fields
 from segspeed.data.files import stem
+from segspeed.data.wildcards import as_on_disk
 from segspeed.types import Case, Cohort, DataError, SettingError
 
 KINDS = ("dseg", "mask")  # discrete segmentation, binary mask
@@ -28,6 +30,7 @@ def bids(
     class_names: Mapping[str, object] | None = None,
     unlabelled: str = "error",
     incomplete: str = "error",
+    exclude: Sequence[str] = (),
 ) -> Cohort:
     """One case a subject, session and run. ``suffix`` names the images, or ``channels`` several a case (T1w, FLAIR).
 
@@ -36,7 +39,7 @@ def bids(
     ``entities`` ({acq: highres, space: null}) decides between files of one case: names with another value are left out,
     and those with the value go before those without the entity. ``unlabelled=skip`` and ``incomplete=skip`` leave cases
     out that have no label or lack a channel, and say so. Classes come from ``class_names``, else from dseg.tsv, else a mask
-    is one class, else every value found is a class.
+    is one class, named after its label- or desc-, else every value found is a class; cases of ``exclude`` have no say.
 
     Raises DataError with everything that does not fit, and SettingError for settings that choose nothing.
     """
@@ -60,12 +63,14 @@ def bids(
     cases, chosen, skipped = cases_of(studies, wanted, fixed, unlabelled, incomplete, problems)
     if problems:
         raise DataError(f"{folder}:\n" + "\n".join(f"  {p}" for p in problems))
+    chosen = [label for case, label in zip(cases, chosen, strict=True) if case.id not in set(exclude)]
     if not cases:
         raise DataError(f"{folder}: no case has both its images and a label ({some(skipped)})")
     table = (
         label_table(class_names, "data.class_names")
         if class_names is not None
-        else table_of(chosen, kind, [folder, *places.values()]) or found_classes(cases)
+        else table_of(chosen, kind, [folder, *places.values()])
+        or found_classes([c for c in cases if c.id not in set(exclude)])
     )
     if skipped:
         from segspeed.record.live import say
@@ -107,9 +112,9 @@ def _places(root: Path, derivative: str | None) -> dict[str, Path]:
         return {**places, "derivatives": inner} if any(inner.glob("sub-*")) else places
     if derivative == "raw":
         return {"raw": root}
-    for folder in (inner / derivative, root / derivative, Path(derivative).expanduser().absolute()):
-        if folder.is_dir():
-            return {derivative: folder}
+    for folder in (inner / derivative, root / derivative, Path(os.path.abspath(os.path.expanduser(derivative)))):
+        if os.path.isdir(found := as_on_disk(folder)):
+            return {derivative: found}
     names = some(p.name for p in pipelines) or "none"
     raise DataError(f"data.derivative={derivative}: there is no such folder; in {inner} there are: {names}")
 

@@ -99,6 +99,7 @@ def cases_of(
 ) -> tuple[list[Case], list[BidsFile], list[str]]:
     """Cases with their labels; what is chosen as labels, and what was left out. Adds to ``problems``."""
     cases, chosen, skipped, bare = [], [], [], []
+    first_of: dict[str, str] = {}  # place of labels -> a case that has its label there alone
     for study in studies:
         images = {c: choose(study.images[c], fixed) for c in wanted}
         missing = [c for c, files in images.items() if not files]
@@ -122,7 +123,9 @@ def cases_of(
                 f"{study.id} has labels in {' and in '.join(study.labels)}: choose with data.derivative="
                 f"{next(iter(study.labels))}"
             )
-        elif len(files) > 1:
+        else:
+            first_of.setdefault(next(iter(study.labels)), study.id)
+        if len(study.labels) == 1 and len(files) > 1:
             problems.append(
                 f"{study.id} has {len(files)} labels: {some(f.path.name for f in files)}; {which_key(files)}"
             )
@@ -137,6 +140,12 @@ def cases_of(
         if not missing:
             cases.append(Case(study.id, tuple(images[c][0].path for c in wanted), files[0].path, study.subject))
             chosen.append(files[0])
+    if len(first_of) > 1:
+        where = ", ".join(f"{place} ({case})" for place, case in first_of.items())
+        problems.append(
+            f"the labels of different cases lie in different places: {where}. They may mean different things: choose with "
+            f"data.derivative={next(iter(first_of))}, and data.unlabelled=skip leaves out those that have none there"
+        )
     if bare and unlabelled == "error":
         problems.append(f"{len(bare)} images without a label: {some(bare)} (data.unlabelled=skip leaves them out)")
     return cases, chosen, [*skipped, *(f"{b} (no label)" for b in bare)]

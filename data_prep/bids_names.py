@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from data_prep.files import some
 from segspeed.data.files import is_volume, stem
+from segspeed.data.wildcards import folders_below
 from segspeed.types import SettingError
 
 _ENTITY = re.compile(r"([A-Za-z]+)-([A-Za-z0-9+]+)")
@@ -35,7 +35,7 @@ class BidsFile:
     def number(self) -> str | None:
         """The run without leading zeros: many programs write run-1 for what was run-01."""
         run = self.get("run")
-        return str(int(run)) if run is not None and run.isdecimal() else run
+        return (run.lstrip("0") or "0") if run is not None and run.isdecimal() else run
 
 
 def parse(path: Path, name: str | None = None) -> BidsFile | None:
@@ -52,13 +52,13 @@ def parse(path: Path, name: str | None = None) -> BidsFile | None:
 
 
 def volumes(root: Path) -> list[Path]:
-    """NIfTI files in the subject folders below ``root``, in order of their names. Hidden folders are left out."""
+    """NIfTI files in the subject folders below ``root``, in order of their names. Hidden folders are left out; links to
+    folders are followed, each real folder once a subject."""
     found = []
     for subject in sorted(root.glob("sub-*")):
-        for folder, inner, names in os.walk(subject):
-            inner[:] = sorted(d for d in inner if not d.startswith("."))
-            found += [Path(folder) / name for name in sorted(names) if is_volume(Path(name))]
-    return found
+        for folder in folders_below(subject) if subject.is_dir() else ():
+            found += [path for path in folder.iterdir() if is_volume(path) and not path.is_dir()]
+    return sorted(found)
 
 
 def named(paths: Iterable[Path], root: Path, suffixes: Collection[str], problems: list[str]) -> list[BidsFile]:
@@ -100,7 +100,7 @@ def fixed_entities(entities: Mapping[str, object] | None, session: object) -> di
 
 def same(a: str, b: str) -> bool:
     """Equal, or the same number: 1 is 01, since a command line may drop the zero."""
-    return a == b or (a.isdecimal() and b.isdecimal() and int(a) == int(b))
+    return a == b or (a.isdecimal() and b.isdecimal() and a.lstrip("0") == b.lstrip("0"))
 
 
 def check_fixed(fixed: Fixed, files: Sequence[BidsFile]) -> None:

@@ -11,6 +11,8 @@ from data_prep.bids_names import BidsFile, parse, same
 from data_prep.files import MAX_GUESSED_CLASSES, label_table, some
 from segspeed.types import DataError, LabelTable
 
+MEANING = ("label", "seg", "atlas", "desc")  # entities that say what a label map shows
+
 
 class Tables:
     """The lookup tables of label files (``dseg.tsv``): beside the file or in a folder above, by BIDS's inheritance."""
@@ -48,10 +50,11 @@ class Tables:
             found: dict[int, str] = {}
             for row in rows:
                 name = row["name"] if row["name"] not in ("", "n/a") else row.get("abbreviation", "")
-                if not re.fullmatch(r"\d+(\.0*)?", row["index"]) or not name:
-                    raise DataError(f"{path}: the row {row} joins no whole number to a name")
-                if found.setdefault(int(float(row["index"])), name) != name:
-                    raise DataError(f"{path} names {row['index']} twice: {found[int(float(row['index']))]} and {name}")
+                if not re.fullmatch(r"\d{1,15}(\.0*)?", row["index"]) or not name:
+                    raise DataError(f"{path}: the row {str(row)[:200]} joins no whole number to a name")
+                value = int(float(row["index"]))
+                if found.setdefault(value, name) != name:
+                    raise DataError(f"{path} names {value} twice: {found[value]} and {name}")
             self._read[path] = found
         return self._read[path]
 
@@ -88,15 +91,28 @@ def table_of(labels: Sequence[BidsFile], kind: str, roots: Sequence[Path]) -> La
         for value, (name, _) in sorted(names.items()):
             merged["background" if value == 0 else name].append(value)
         return label_table(merged, "dseg.tsv")
+    _same_meaning(labels, "masks" if kind == "mask" else "labels")
     if kind != "mask":
         return None
-    structures = {label.get("label") for label in labels}
-    if len(structures) > 1:
-        listed = some(sorted(s or "none named" for s in structures))
-        raise DataError(
-            f"the masks are of different structures ({listed}): 'data.entities={{label: NAME}}' chooses one"
-        )
-    return LabelTable({structures.pop() or "mask": (1,)})
+    name = next((v for key in ("label", "desc") for label in labels if (v := label.get(key))), "mask")
+    return LabelTable({name: (1,)})
+
+
+def _same_meaning(labels: Sequence[BidsFile], what: str) -> None:
+    """Raises DataError where the names say that not all of ``labels`` show the same thing: their values would mean one."""
+    for key in MEANING:
+        of_value: dict[str | None, BidsFile] = {}
+        for label in labels:
+            of_value.setdefault(label.get(key), label)
+        if len(of_value) > 1:
+            listed = some(sorted(f"{value or 'none named'}" for value in of_value))
+            value = min(v for v in of_value if v is not None)
+            absent = f" (or {{{key}: null}} those without)" if None in of_value else ""
+            raise DataError(
+                f"the {what} are of different structures ({listed}), such as {some((f.path.name for f in of_value.values()), 3)}: "
+                f"'data.entities={{{key}: {value}}}' chooses one{absent}, with data.unlabelled=skip for the subjects that have "
+                "another; data.class_names={NAME: 1} takes all of them for the same"
+            )
 
 
 def sites_of(path: Path, subjects: set[str]) -> dict[str, str]:

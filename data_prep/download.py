@@ -148,7 +148,7 @@ def _one_try(
         elif answer.status == 200:
             if here:
                 tell(f"{remote.name}: changed on the server, or the server sends no parts; from the beginning")
-            here, total = 0, content_length(answer)
+            here, total = 0, content_length(answer, remote)
         else:
             raise DataError(f"{remote.shown}: the server answered {answer.status}, which is no file")
         _check_disk(part, remote, here, total, spare)
@@ -175,7 +175,7 @@ def _known(part: Path, remote: Remote) -> dict[str, Any] | None:
 
 def _continues(answer: http.client.HTTPResponse, here: int, known: dict[str, Any] | None) -> int:
     """The total size, if the answer goes on exactly where ``part`` ends and is of the same file. Raises Changed."""
-    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("Content-Range", "").strip())
+    match = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", answer.headers.get("Content-Range", "").strip())
     same = known is not None and validator(answer.headers) in (None, known["validator"])
     if not match or int(match[1]) != here or not same or known is None or int(match[3]) != known["total"]:
         raise Changed

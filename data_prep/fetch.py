@@ -200,6 +200,8 @@ def _whole(
         ours = receipt.get("sha256") == got.sha256
         if wrong := mismatch(remote, got):
             raise DataError(f"{place} is there already, but {wrong}; it is not overwritten: move it away")
+        if ours and not remote.sha256 and not remote.md5 and receipt.get("url") != remote.shown:
+            raise _another(place, receipt, remote)
         if not ours and remote.sha256 is None and remote.md5 is None:
             raise DataError(
                 f"{place} is there already, and nothing says whether it is whole and the right one: move it away, or give "
@@ -234,7 +236,7 @@ def _receipt(path: Path) -> dict[str, Any]:
 
 
 def _same_folder(folder: Path, receipt: dict[str, Any], remote: Remote) -> None:
-    """Raises DataError unless ``folder`` holds what was unpacked, of an archive with the wanted checksum."""
+    """Raises DataError unless ``folder`` holds what was unpacked, of an archive with this address or checksum."""
     for kind in ("sha256", "md5"):
         expected = getattr(remote, kind)
         if expected is not None and receipt.get(kind) != expected:
@@ -242,12 +244,21 @@ def _same_folder(folder: Path, receipt: dict[str, Any], remote: Remote) -> None:
                 f"{folder} was unpacked from an archive with {kind} {receipt.get(kind)}, not {expected}; move it away, and "
                 "the same command fetches the other one"
             )
+    if remote.sha256 is None and remote.md5 is None and receipt.get("url") != remote.shown:
+        raise _another(folder, receipt, remote)
     wrong = [p for p, size in receipt["files"].items() if not _has_size(folder / p, size)]
     if wrong:
         raise DataError(
             f"{folder}: {len(wrong)} of {len(receipt['files'])} files are missing or have another size than when they were "
             f"unpacked: {', '.join(wrong[:5])}. Move the folder away, and the same command makes it anew"
         )
+
+
+def _another(place: Path, receipt: dict[str, Any], remote: Remote) -> DataError:
+    return DataError(
+        f"{place} is there already, but it came from {receipt.get('url')}, not from {remote.shown}: give this one another name "
+        "(url=... name=OTHER) or another folder (out=...); or its checksum, if both are the same file"
+    )
 
 
 def _has_size(path: Path, size: int) -> bool:

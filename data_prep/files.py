@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from segspeed.data.geometry import VolumeError, read_volume
 from segspeed.data.labels import regions_of
 from segspeed.data.split import read_splits
+from segspeed.data.wildcards import as_on_disk
 from segspeed.types import Case, DataError, LabelTable, Split
 
 MAX_GUESSED_CLASSES = 200  # more distinct values than this are no label map
@@ -21,8 +23,8 @@ SPLIT_FILES = ("splits.json", "splits_final.json")
 
 def dataset_root(root: str | Path) -> Path:
     """The folder as an absolute path. Raises DataError when there is none."""
-    path = Path(root).expanduser()
-    if not path.exists():
+    path = as_on_disk(Path(os.path.expanduser(root)))
+    if not os.path.exists(path):
         raise DataError(f"the data root does not exist: {path.absolute()} (data.root)")
     if not path.is_dir():
         raise DataError(f"the data root is a file; data.root names a folder: {path.absolute()}")
@@ -62,7 +64,7 @@ def label_table(labels: Any, whence: str) -> LabelTable:
         name, values = (value, key) if isinstance(value, str) and not _integers(value) else (str(key), value)
         numbers = _integers(values)
         if numbers is None:
-            raise DataError(f"{whence}: {key!r}: {value!r} joins no class name to whole numbers")
+            raise DataError(f"{whence}: {key!r:.80}: {value!r:.80} joins no class name to whole numbers")
         if isinstance(value, str) and _integers(key) and _integers(value):
             raise DataError(
                 f"{whence}: {key!r}: {value!r} could mean either way round; give the class a name with letters"
@@ -92,33 +94,56 @@ def table_fields(table: LabelTable) -> dict[str, Any]:
 
 
 def found_classes(cases: Sequence[Case]) -> LabelTable:
-    """Every whole number found in the labels as a class of its own. Unreadable labels are left to the check."""
+    """Every whole number found in the labels as a class of its own. Labels that are missing, unreadable or no label maps are
+    passed over: the check of the cases reports each. Raises DataError when none is left that shows a class."""
     values: set[int] = set()
+    without: dict[str, list[str]] = {"no-label": [], "missing-file": [], "unreadable": [], "wide": [], "empty": []}
     for case in cases:
         if case.label is None:
+            without["no-label"].append(case.id)
             continue
         try:
             volume = read_volume(case.label, scaled=False)
-        except VolumeError:
-            continue  # the check of the cases reads it again and reports it with its reason
+        except VolumeError as error:
+            without[error.kind if error.kind in without else "unreadable"].append(case.label.name)
+            continue
         finite = volume.array[np.isfinite(volume.array)]
-        values |= {int(v) for v in np.unique(np.rint(finite))[: MAX_GUESSED_CLASSES + 1]}
-        if len(values) > MAX_GUESSED_CLASSES:
-            raise DataError(
-                f"{case.label.name} and others hold more than {MAX_GUESSED_CLASSES} different values, so they are no "
-                "label maps (images taken for labels?); otherwise give data.class_names"
-            )
-    values.discard(0)
+        own = np.unique(np.rint(finite))[: MAX_GUESSED_CLASSES + 1]
+        found = {int(v) for v in own} - {0}
+        if len(own) > MAX_GUESSED_CLASSES:
+            without["wide"].append(case.label.name)
+        elif not found:
+            without["empty"].append(case.label.name)
+        values |= found if len(own) <= MAX_GUESSED_CLASSES else set()
     if not values:
-        raise DataError("no label holds any value but 0, so there is no class to learn (data.class_names)")
+        raise DataError(f"there is no class to learn: {_why_no_class(without)}. Otherwise give data.class_names")
+    if len(values) > MAX_GUESSED_CLASSES:
+        raise DataError(
+            f"the labels hold more than {MAX_GUESSED_CLASSES} different values together; give those to learn as "
+            "data.class_names, and the other values as data.background"
+        )
     return LabelTable({f"class_{v}": (v,) for v in sorted(values)})
+
+
+def _why_no_class(without: Mapping[str, Sequence[str]]) -> str:
+    texts = {
+        "no-label": "cases have no label",
+        "missing-file": "label files do not exist",
+        "unreadable": "labels cannot be read (python -m data_prep.check with data.class_names says why)",
+        "wide": f"labels hold more than {MAX_GUESSED_CLASSES} different values, so they are no label maps (images taken for "
+        "labels?)",
+        "empty": "labels hold no value but 0",
+    }
+    return (
+        "; ".join(f"{len(names)} {texts[why]}: {some(names)}" for why, names in without.items() if names) or "no case"
+    )
 
 
 def _integers(value: Any) -> tuple[int, ...] | None:
     items = value if isinstance(value, (list, tuple)) else [value]
     out = []
     for item in items:
-        if isinstance(item, bool) or not re.fullmatch(r"\s*-?\d+(\.0*)?\s*", str(item)):
+        if isinstance(item, bool) or not re.fullmatch(r"\s*-?\d{1,15}(\.0*)?\s*", str(item)):
             return None
         out.append(int(float(item)))
     return tuple(out)

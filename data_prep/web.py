@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from segspeed.types import DataError, first_line
 
 CHUNK = 1 << 18
+MAX_DIGITS = 18  # of a length in bytes
 TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # answers that a later try may not get
 
 
@@ -128,6 +129,12 @@ def open_address(remote: Remote, headers: dict[str, str], timeout: float) -> Any
             ) from error
         text = first_line(cause) if isinstance(cause, BaseException) else str(cause)
         raise Broken(f"no connection to {host} ({text})") from error
+    except DataError:
+        raise
+    except ValueError as error:  # urllib says so of a redirection that cannot be read
+        raise DataError(
+            f"{remote.shown}: this address, or one that the server leads on to, is none ({first_line(error)})"
+        ) from error
 
 
 def _refusal(error: urllib.error.HTTPError) -> str:
@@ -146,8 +153,13 @@ def validator(headers: Any) -> str | None:
     return headers.get("Last-Modified")
 
 
-def content_length(answer: http.client.HTTPResponse) -> int | None:
+def content_length(answer: http.client.HTTPResponse, remote: Remote) -> int | None:
+    """Bytes that are to come; None when the server does not say. Raises DataError for a length that no file has."""
     text = answer.headers.get("Content-Length", "")
+    if len(text) > MAX_DIGITS:
+        raise DataError(
+            f"{remote.shown}: the server says a length of {len(text)} digits, which no file has: {text[:20]}..."
+        )
     return int(text) if text.isdecimal() else None
 
 
@@ -155,5 +167,10 @@ def chunks(answer: http.client.HTTPResponse) -> Iterator[bytes]:
     try:
         while chunk := answer.read(CHUNK):
             yield chunk
-    except (http.client.HTTPException, OSError) as error:
+    except (
+        http.client.HTTPException,
+        OSError,
+        ValueError,
+        OverflowError,
+    ) as error:  # the latter two: sizes of nonsense
         raise Broken(f"the connection broke ({first_line(error)})") from error

@@ -34,7 +34,7 @@ class PredictConfig(InferenceConfig):
     """Label maps of new volumes."""
 
     run: Name | Names = Field(description="a run folder, or several: their probabilities are averaged")
-    input: Name = Field(description="a NIfTI file, a folder of them, or a folder tree of DICOM series")
+    input: Name = Field(description="a NIfTI file, a folder of them or a glob, or a folder tree of DICOM series")
     output: Name = Field(description="folder of the label maps")
     dicom_seg: bool = Field(False, description="of DICOM input: also DICOM SEG, which carries the patient's identity")
     probabilities: bool = Field(False, description="also a map of each class's probability")
@@ -45,8 +45,8 @@ class EvaluateConfig(InferenceConfig):
 
     run: Name | Names | None = Field(None, description="a run folder, or several as an ensemble")
     data: DataConfig | None = Field(None, description="cases to score on; empty: the run's own validation cases")
-    predictions: str | None = Field(None, description="folder of label maps, anybody's")
-    labels: str | None = Field(None, description="folder of reference label maps, of the same names")
+    predictions: str | None = Field(None, description="folder of label maps, anybody's, or a glob")
+    labels: str | None = Field(None, description="folder of reference label maps of the same names, or a glob")
     class_names: dict[str, int | tuple[int, ...]] | None = Field(
         None, description="{liver: 1, lesion: [2, 3]}; empty: every value found is a class"
     )

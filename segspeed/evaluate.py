@@ -61,6 +61,7 @@ class Task:
 def of_folders(cfg: EvaluateConfig) -> Task:
     """Anybody's predictions."""
     from segspeed.data.labels import regions_of
+    from segspeed.data.wildcards import start_of
     from segspeed.scoring.pairs import find_pairs
     from segspeed.scoring.score import classes_of
 
@@ -75,8 +76,9 @@ def of_folders(cfg: EvaluateConfig) -> Task:
         named = {n: (v if isinstance(v, tuple) else (v,)) for n, v in cfg.class_names.items()}
         classes, regions = regions_of(named)
         labels = LabelTable(classes, ignore=cfg.ignore, regions=regions)
-    folder = Path(cfg.output) if cfg.output else predictions / "evaluation"
-    title = f"{predictions.name} against {Path(cfg.labels).name}"
+    start = start_of(predictions)
+    folder = Path(cfg.output) if cfg.output else start / "evaluation"
+    title = f"{start.name} against {start_of(cfg.labels).name}"
     return Task(pairs, labels, labels.targets, folder, title, {}, {})
 
 

@@ -37,7 +37,7 @@ def predict(cfg: PredictConfig, device: torch.device) -> int:
     from pathlib import Path
 
     from segspeed.data.dicom import Series, save_segmentation
-    from segspeed.inputs import cases_from_dicom, find_cases, holds_dicom
+    from segspeed.inputs import cases_from_dicom, find_cases, holds_dicom, label_notes
     from segspeed.jsonio import write_json
     from segspeed.prediction import output_path, predict_cases
     from segspeed.record.live import say, track
@@ -52,10 +52,11 @@ def predict(cfg: PredictConfig, device: torch.device) -> int:
     problems: list[str] = []
     if holds_dicom(source):
         cases, series, problems, notes = first(lambda: cases_from_dicom(source, output / "converted", cohort.channels))
-        for note in notes:
-            say(note)
     else:
         cases = find_cases(source, cohort.channels)
+        notes = first(lambda: label_notes(cases))
+    for note in notes:
+        say(note)
     say(f"{len(cases)} cases, {len(runs)} run(s) on {', '.join(cohort.channels)}: {', '.join(cohort.table.targets)}")
     known = earlier_volumes(output)
     first(lambda: claim(output, stamp_of(runs, cfg, cohort.table), cases, overwrite=cfg.overwrite))

@@ -98,7 +98,9 @@ def _impossible(cfg: Config) -> list[str]:
     if cfg.cache.resident == "device" and not cfg.loader.target.endswith(".TorchLoader"):
         problems.append("cache.resident=device cuts patches on the device itself; it goes with loader=torch only")
     if cfg.train.exact_batch_dice and cfg.loss.kwargs.get("batch_dice") is not True:
-        problems.append("train.exact_batch_dice=true pools a Dice over the step that loss.batch_dice=true pools; set that, too")
+        problems.append(
+            "train.exact_batch_dice=true pools a Dice over the step that loss.batch_dice=true pools; set that, too"
+        )
     low = [n for n in cfg.plan.patch if n < 1] if cfg.plan.patch != "auto" else []
     if low:
         problems.append(f"plan.patch={list(cfg.plan.patch)} must be positive")

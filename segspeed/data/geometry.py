@@ -19,6 +19,7 @@ from nibabel.filebasedimages import ImageFileError
 from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 from nibabel.spatialimages import HeaderDataError
 
+from segspeed.data.files import load_nifti, not_a_file
 from segspeed.types import Case, DataError, Geometry, Shape3, Triple, first_line
 
 _RAS = axcodes2ornt(("R", "A", "S"))
@@ -109,11 +110,9 @@ def _read(path: Path, scaled: bool, channels: int | None) -> list[Volume]:
 
 
 def _read_any(path: Path, scaled: bool, channels: int | None) -> list[Volume]:
-    if path.is_dir():
-        raise VolumeError("missing-file", f"{path.name} is a folder, not a file")
-    if not path.is_file():
-        raise VolumeError("missing-file", f"the file does not exist: {path.name}")
-    image = nib.load(path)
+    if wrong := not_a_file(path):
+        raise VolumeError("unreadable" if wrong.startswith("cannot be read") else "missing-file", wrong)
+    image = load_nifti(path)
     shape = tuple(int(n) for n in image.shape)
     notes = []
     spatial: Shape3 = shape[:3]  # type: ignore[assignment]

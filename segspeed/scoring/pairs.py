@@ -1,12 +1,13 @@
-"""Which prediction belongs to which label: the files of two folders, joined by name."""
+"""Which prediction belongs to which label: the files of two folders, joined by name, or of two globs."""
 
 from __future__ import annotations
 
-import unicodedata
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from segspeed.data.files import is_volume, stem
+from segspeed.data.wildcards import as_on_disk, by_wildcard, composed, is_pattern
 from segspeed.types import DataError
 
 
@@ -26,7 +27,8 @@ class ScorePair:
 
 
 def find_pairs(predictions: Path, labels: Path, *, allow_extra: bool = False) -> list[ScorePair]:
-    """Pair the NIfTI files of two folders by their names without .nii or .nii.gz, sorted by name.
+    """Pair the NIfTI files of two folders by their names without .nii or .nii.gz, sorted by name. Either may be a glob
+    (``maps/*_ct.nii.gz``): the text that its wildcards stand for is the name then.
 
     Hidden files (``._x`` of macOS) and folders inside are passed over. ``allow_extra`` lets predictions be there that
     have no label; a label without a prediction is an error always, for left out it would not lower any mean.
@@ -41,7 +43,8 @@ def find_pairs(predictions: Path, labels: Path, *, allow_extra: bool = False) ->
         if missing:
             problems.append(
                 f"labels without a prediction ({len(missing)}): {', '.join(missing)}. "
-                f"Predict them into {predictions}, or score against a folder without them"
+                f"Predict them into {predictions}, or score against a folder without them. Names that differ by an ending are "
+                'joined by two globs: predictions="P/*_ct.nii.gz" labels="L/*_seg.nii.gz"'
             )
         if extra and not allow_extra:
             problems.append(
@@ -54,9 +57,16 @@ def find_pairs(predictions: Path, labels: Path, *, allow_extra: bool = False) ->
 
 
 def _files(folder: Path, role: str, problems: list[str]) -> dict[str, Path]:
-    """Name without ending -> file; what is wrong goes to ``problems``."""
-    if not folder.is_dir():
-        what = "is a file, not a folder" if folder.exists() else "does not exist"
+    """Name without ending, or what the wildcards of a glob stand for -> file; what is wrong goes to ``problems``."""
+    if is_pattern(folder):
+        try:
+            return dict(by_wildcard(Path(), str(folder), role).files)
+        except DataError as error:
+            problems.append(str(error))
+            return {}
+    folder = as_on_disk(folder)
+    if not os.path.isdir(folder):
+        what = "is a file, not a folder" if os.path.exists(folder) else "does not exist"
         problems.append(f"the folder of the {role} {what}: {folder}")
         return {}
     try:
@@ -71,7 +81,7 @@ def _files(folder: Path, role: str, problems: list[str]) -> dict[str, Path]:
     groups: dict[str, list[Path]] = {}
     for path in listed:
         # macOS stores an accent as a character of its own: the same name has other bytes on another machine
-        name = unicodedata.normalize("NFC", stem(path))
+        name = composed(stem(path))
         groups.setdefault(name, []).append(path)
     for name, paths in groups.items():
         if len(paths) > 1:

@@ -267,6 +267,13 @@ def test_a_header_that_would_fill_the_memory(open_up, tmp_path, monkeypatch):
         open_up(path)
 
 
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE])
+@pytest.mark.parametrize("digits", [19, 400, 5000])
+def test_a_size_that_no_file_has(digits, kind, tar, open_up):
+    with pytest.raises(DataError, match="more than|damaged|cannot be unpacked|leads out"):
+        open_up(tar(entry("T/a", b"x", pax_headers={"size": "9" * digits}, type=kind), entry("T/b", b"x")))
+
+
 def test_too_many_entries_and_too_deep_ones(tar, open_up, monkeypatch):
     with pytest.raises(DataError, match="folders in each other"):
         open_up(tar(entry("a/" * 1500 + "x", b"x")))

@@ -230,6 +230,45 @@ def test_two_labels_are_refused_with_the_key_that_decides(tree):
     assert "different structures (core, edema)" in listing(mixed)
 
 
+def test_masks_are_called_what_they_show(tree):
+    root = tree(image("01"), mask("01", desc="lesion"), image("02"), mask("02", desc="lesion"))
+    assert bids(str(root)).labels == {"lesion": (1,)}
+    tree(image("03"), mask("03", desc="brain"))
+    text = listing(root)
+    assert "different structures (brain, lesion)" in text
+    assert "'data.entities={desc: brain}' chooses one" in text
+    assert bids(str(root), exclude=["sub-03"]).labels == {"lesion": (1,)}, "an excluded case has no say"
+    assert bids(str(root), class_names={"any": 1}).labels == {"any": (1,)}
+    one = bids(str(root), entities={"desc": "brain"}, unlabelled="skip")
+    assert (list(found(one)), one.labels) == (["sub-03"], {"brain": (1,)})
+
+
+def test_label_maps_without_a_table_of_different_atlases(tree, write):
+    root = tree(image("01"), image("02"))
+    for subject, atlas in (("01", "DKT"), ("02", "AAL")):
+        write(root / f"{mask(subject, 'dseg', atlas=atlas)}.nii.gz", np.ones((2, 2, 2), np.uint8))
+    assert "the labels are of different structures (AAL, DKT)" in listing(root)
+    assert "'data.entities={atlas: AAL}'" in listing(root)
+
+
+def test_labels_of_different_pipelines_over_subjects(tree):
+    root = tree(image("01"), mask("01"), image("02"), mask("02", place="derivatives/auto"))
+    text = listing(root)
+    assert "different places: manual (sub-01), auto (sub-02)" in text
+    assert "choose with data.derivative=manual" in text
+    assert list(found(bids(str(root), derivative="auto", unlabelled="skip"))) == ["sub-02"]
+
+
+def test_linked_folders_are_read(tree, tmp_path):
+    tree("store/anat/sub-01_ses-b_T1w", "whole/anat/sub-02_T1w", root="elsewhere")
+    root = tree(image("01", ses="a"), mask("01", ses="a"), mask("01", ses="b"), mask("02"))
+    (root / "sub-01/ses-b").symlink_to(tmp_path / "elsewhere/store")
+    (root / "sub-02").symlink_to(tmp_path / "elsewhere/whole")
+    (root / "sub-01/ses-a/back").symlink_to(root / "sub-01")
+    (root / "sub-01/ses-a/up").symlink_to(root)
+    assert list(found(bids(str(root)))) == ["sub-01_ses-a", "sub-01_ses-b", "sub-02"]
+
+
 def test_everything_that_does_not_fit_stands_in_one_error(tree, capsys):
     root = tree(
         image("01"), mask("01"), image("02"), image("03"), mask("04"),
@@ -304,6 +343,7 @@ def test_the_nearest_and_most_specific_table_counts(tree):
         ("index\tlabel\n1\ta\n", "index and name"),
         ("index\tname\n", "index and name"),
         ("index\tname\nx\ta\n", "whole number"),
+        ("index\tname\n" + "9" * 400 + "\ta\n", "whole number"),
         ("index\tname\n1\n", "index and name"),
         ("index\tname\n1\ta\n1\tb\n", "names 1 twice"),
         ("index\tname\n" + "".join(f"{n}\ts{n}\n" for n in range(1, 300)), "names 299 structures"),
@@ -335,7 +375,7 @@ def test_without_a_table_every_value_is_a_class(tree, write):
     [
         "participant_id\tage\tsite\nsub-01\t7\tnorth\nsub-02\t8\tsouth\n",
         "\ufeffSite\tparticipant_id\nnorth\t01\nsouth\t02\n",
-        "participant_id\tsite_id\n1\tnorth\n2\tsouth\n",
+        "participant_id\tsite_id\n1\tnorth\n2\tsouth\n" + "9" * 5000 + "\teast\n",
     ],
 )
 def test_site_of_the_participants(table, tree):

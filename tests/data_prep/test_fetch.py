@@ -329,6 +329,42 @@ def test_redirects(server, get):
         get()
 
 
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_lengths_that_no_file_has(digits, server, get):
+    server.plan, server.headers = ["200"], {"Content-Length": "9" * digits}
+    with pytest.raises(DataError, match=rf"x\.bin: the server says a length of {digits} digits"):
+        get()
+    server.plan, server.headers = ["cut", "206"], {"Content-Range": f"bytes 150000-{'9' * digits}/{'9' * digits}"}
+    assert get().sha256 == SHA, "from the beginning, since the range says nothing"
+
+
+@pytest.mark.parametrize("size", [b"-5", b"-1f4", b"9" * 5000, b"f" * 400])
+def test_chunks_of_a_size_that_is_none(size, get, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            for _ in range(2):
+                line, _ = listening.accept()
+                with line:
+                    line.recv(4096)
+                    line.sendall(
+                        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + size + b"\r\nhello\r\n0\r\n\r\n"
+                    )
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        remote = Remote(f"http://127.0.0.1:{listening.getsockname()[1]}/x.bin", "x.bin")
+        with pytest.raises(DataError, match=r"x\.bin: .*\(2 tries\)"):
+            download(remote, tmp_path / "part", Line(2.0, 1), sleep=lambda _: None)
+        thread.join(5)
+
+
+def test_a_redirection_that_cannot_be_read(server, get):
+    server.plan, server.location = ["redirect"], "http://[::1"
+    with pytest.raises(DataError, match=r"leads on to, is none \(Invalid IPv6 URL\)"):
+        get()
+
+
 def test_nobody_there(get, server):
     free = socket.socket()
     free.bind(("127.0.0.1", 0))
@@ -466,6 +502,17 @@ def test_an_archive_put_there_by_hand_is_used_and_stays(served, server, tmp_path
     assert served(sha256=hashlib.sha256(server.data).hexdigest()).is_dir()
     assert archive.exists()
     assert server.log == []
+
+
+@pytest.mark.parametrize("unpacked", [True, False])
+def test_another_address_with_the_same_file_name(unpacked, served, server, tmp_path):
+    place = served(unpack=unpacked)
+    with pytest.raises(DataError, match=r"Task99_X.* it came from http.*name=OTHER.*out="):
+        served("other/Task99_X.tar.gz", unpack=unpacked)
+    assert len(server.log) == 1
+    sha256 = hashlib.sha256(server.data).hexdigest()
+    assert served("other/Task99_X.tar.gz", unpack=unpacked, sha256=sha256) == place, "the same bytes, by their checksum"
+    assert served("other/Task99_X.tar.gz", unpack=unpacked, name="Other.tar.gz").name.startswith("Other")
 
 
 def test_a_folder_of_somebody_else_is_left_alone(served, server, tmp_path):

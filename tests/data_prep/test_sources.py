@@ -179,12 +179,49 @@ def test_globs_over_folders_with_brackets_in_the_path(files):
     assert len(deep.cases) == 2
 
 
-def test_globs_without_their_partner_are_named_on_both_sides(files):
+def test_globs_without_their_partner_are_cases_and_problems(files):
     root = files("1_ct.nii", "2_ct.nii", "10_ct.nii", "1_seg.nii", "10_seg.nii", "3_seg.nii")
-    with pytest.raises(DataError, match=r"1 images without a label: 2_ct\.nii.*1 labels without an image: 3_seg"):
-        pairs(root=str(root), images="*_ct.nii", labels="*_seg.nii")
+    c = pairs(root=str(root), images="*_ct.nii", labels="*_seg.nii")
+    assert {x.id: x.label and x.label.name for x in c.cases} == {"1": "1_seg.nii", "10": "10_seg.nii", "2": None}
+    (problem,) = c.problems
+    assert (problem.case, problem.severity, problem.kind) == ("3", "error", "label-without-image")
+    assert problem.file.endswith("/3_seg.nii")
     with pytest.raises(DataError, match=r"data\.images=z\* matches no"):
         pairs(root=str(root), images="z*", labels="*_seg.nii")
+
+
+def test_globs_that_join_nothing_name_both_folders(files):
+    root = files("i/1_ct.nii", "i/2_ct.nii", "l/a_seg.nii", "l/b_seg.nii", "one/x_ct.nii", "two/y_seg.nii")
+    with pytest.raises(
+        DataError, match=r"2 images without a label in .*/i: 1, 2; 2 labels without an image in .*/l: a, b"
+    ):
+        pairs(root=str(root), images="i/*_ct.nii", labels="l/*_seg.nii")
+    with pytest.raises(DataError, match="no image has its label"):
+        pairs(root=str(root), images="one/*_ct.nii", labels="two/*_seg.nii")
+    (case,) = pairs(root=str(root), images="one/x_ct.nii", labels="two/*_seg.nii", class_names={"a": 2}).cases
+    assert (case.id, case.label.name) == ("y", "y_seg.nii"), "one file was named, so no text has to agree"
+
+
+def test_classes_are_guessed_from_the_labels_that_are_some(files, write):
+    root = files("1_ct.nii", "2_ct.nii", "3_ct.nii", "4_ct.nii", "1_seg.nii")
+    rng = np.random.default_rng(0)
+    write(root / "2_seg.nii", rng.normal(0, 500, (12, 12, 12)))
+    (root / "3_seg.nii").write_bytes(b"no volume")
+    write(root / "4_seg.nii", np.full((3, 3, 3), 77, np.uint8))
+    given = {"root": str(root), "images": "*_ct.nii", "labels": "*_seg.nii"}
+    assert pairs(**given).labels == {"class_2": (2,), "class_77": (77,)}
+    assert pairs(**given, exclude=["4"]).labels == {"class_2": (2,)}, "an excluded case has no say"
+    assert len(pairs(**given, exclude=["4"]).cases) == 4, "leaving out is not the source's part"
+    with pytest.raises(DataError, match=r"1 labels cannot be read.*3_seg.*1 labels hold more than 200.*2_seg"):
+        pairs(**given, exclude=["1", "4"])
+
+
+def test_an_image_as_its_own_label_does_not_hide_the_others(files):
+    root = files("a.nii", "b.nii", "b_seg.nii")
+    (root / "c.csv").write_text("image,label\na.nii,a.nii\nb.nii,b_seg.nii\n")
+    c = pairs(csv=str(root / "c.csv"))
+    assert [(p.case, p.kind) for p in c.problems] == [("a", "image-is-label")]
+    assert c.labels == {"class_2": (2,)}
 
 
 def test_csv(files):
@@ -196,6 +233,15 @@ def test_csv(files):
     assert c.cases[0].images == (root / "a.nii.gz",)
     assert c.labels == {"organ": (2, 5)}
     assert c.channels == ("CT",)
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_csv_of_any_program(mark, end, files):
+    root = files("a.nii", "a_seg.nii")
+    rows = [["image", "label"], ["a.nii", "a_seg.nii"]]
+    (root / "c.csv").write_bytes(end.join(mark.join(row) for row in rows).encode())
+    assert pairs(csv=str(root / "c.csv")).cases[0].label == root / "a_seg.nii"
 
 
 def test_csv_with_channels(files):
@@ -228,6 +274,50 @@ def test_one_of_two_ways(tmp_path):
             pairs(**arguments)
     with pytest.raises(DataError, match=r"data\.csv"):
         pairs(csv=str(tmp_path / "gone.csv"))
+    for empty in ({"images": "", "labels": "*"}, {"images": "*", "labels": " "}, {"csv": ""}):
+        with pytest.raises(DataError, match=r"data\.\w+ is empty|matches no"):
+            pairs(root=str(tmp_path), **empty)
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ("image,site\na.nii,Köln\n".encode("cp1252"), r"c\.csv, line 2: .*Windows-1252.*CSV UTF-8"),
+        ("image\na.nii\n".encode("utf-16"), "UTF-16"),
+        ("image,label\na.nii,b.nii\n".encode("utf-16-le"), "UTF-16"),
+        (b"PK\x03\x04\x00\x00", "Excel workbook"),
+        (b'image,label\na.nii,b.nii\n"c.nii,d.nii\n', r"line 3: .*quotation mark"),
+        (b'image,label\n"a".nii,b.nii\n', r"line 2: .*quotation mark"),
+        (b"image,label\n" + b"a" * 200_000 + b",b.nii\n", r"line 2: field larger"),
+        (b"image,label\n", "no row below"),
+        (b"image_" + b"1" * 5000 + b"\na.nii\n", "needs a column image"),
+    ],
+)
+def test_csv_files_that_are_none(tmp_path, raw, text):
+    (tmp_path / "c.csv").write_bytes(raw)
+    with pytest.raises(DataError, match=text):
+        pairs(csv=str(tmp_path / "c.csv"))
+
+
+def test_csv_cells_that_are_no_paths_do_not_stop_the_others(files):
+    root = files("a.nii", "a_seg.nii")
+    long = "x" * 300
+    (root / "c.csv").write_text(
+        f"image,label\na.nii,a_seg.nii\n\n{long}.nii,a_seg.nii\nn\0l.nii,a_seg.nii\n~none/b.nii,\n"
+    )
+    c = pairs(csv=str(root / "c.csv"))
+    assert [x.id for x in c.cases] == ["a", "n\u2400l", "b"]
+    assert [(p.case, p.kind) for p in c.problems] == [("x" * 100, "path-too-long")]
+    assert "line 4 of c.csv" in c.problems[0].message
+    assert c.cases[2].images[0].name == "b.nii"
+
+
+def test_csv_cells_find_names_in_their_other_spelling(files):
+    root = files("u\u0308.nii", "seg_e\u0301.nii")
+    (root / "c.csv").write_text("image,label\n\u00fc.nii,seg_\u00e9.nii\n", encoding="utf-8")
+    (case,) = pairs(csv=str(root / "c.csv")).cases
+    assert case.images[0].exists()
+    assert case.label.exists()
 
 
 def test_images_given_as_labels_are_refused(files, write, tmp_path):
@@ -243,6 +333,8 @@ def test_images_given_as_labels_are_refused(files, write, tmp_path):
         ({"liver": [0, 1]}, "background"),
         ({"1": "2", "2": "1"}, "either way round"),
         ({"a": 1e999}, "whole numbers"),
+        ({"a": "9" * 400}, "whole numbers"),
+        ({"9" * 400: "a"}, "whole numbers"),
     ],
 )
 def test_class_values_that_could_mean_something_else(labels, text):

@@ -34,7 +34,9 @@ def test_overlapping_regions_from_training_to_the_scores_of_their_maps(tiny, tmp
         assert scores["classes"][name]["metrics"]["dice"]["mean"] == pytest.approx(dice, abs=1e-9)
     source = Path(cfg.data.kwargs["root"])
     maps = tmp_path / "maps"
-    assert predict(PredictConfig(run=str(run), input=str(source / "imagesTr"), output=str(maps), probabilities=True)) == 0
+    assert (
+        predict(PredictConfig(run=str(run), input=str(source / "imagesTr"), output=str(maps), probabilities=True)) == 0
+    )
     values = np.unique(np.concatenate([np.unique(nib.load(p).dataobj) for p in maps.glob("b_0?.nii.gz")]))
     assert set(values) <= {0, 1, 3}, "the values of the files"
     assert {p.name.split(".")[1] for p in maps.glob("*.probability.nii.gz")} == {"both", "dark"}
@@ -91,7 +93,9 @@ def test_channels_along_a_fourth_axis_train_and_predict(tiny, msd_folder, tmp_pa
     (folder / "dataset.json").write_text(json.dumps(about))
     cfg = tiny(folder=folder)
     assert train(cfg)["cases"] == 2
-    found = predict(PredictConfig(run=str(folder_of(cfg)), input=str(folder / "imagesTr"), output=str(tmp_path / "maps")))
+    found = predict(
+        PredictConfig(run=str(folder_of(cfg)), input=str(folder / "imagesTr"), output=str(tmp_path / "maps"))
+    )
     assert found == 0
     assert len(list((tmp_path / "maps").glob("*.nii.gz"))) == 4
     assert train(tiny("loader=monai", "run.name=m", folder=folder))["steps"] == 4

@@ -48,7 +48,9 @@ def one(tmp_path_factory, make_cohort):
     return folder, train(folder, 1, 4, 1)[0]
 
 
-@pytest.mark.parametrize(("ranks", "batch", "accumulate"), [(2, 2, 1), (2, 1, 2), pytest.param(4, 1, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("ranks", "batch", "accumulate"), [(2, 2, 1), (2, 1, 2), pytest.param(4, 1, 1, marks=pytest.mark.slow)]
+)
 def test_ranks_learn_what_one_process_learns(one, ranks, batch, accumulate):
     folder, alone = one
     together, said = train(folder, ranks, batch, accumulate)
@@ -59,7 +61,10 @@ def test_ranks_learn_what_one_process_learns(one, ranks, batch, accumulate):
         torch.testing.assert_close(found["model"][key], value, rtol=1e-3, atol=1e-5)
     results = [json.loads((run / "result.json").read_text()) for run in (alone, together)]
     assert results[1]["ranks"] == ranks
-    final = [[e for e in read_record(run / "run.jsonl") if e["kind"] == "evaluation"][-1]["cases"] for run in (alone, together)]
+    final = [
+        [e for e in read_record(run / "run.jsonl") if e["kind"] == "evaluation"][-1]["cases"]
+        for run in (alone, together)
+    ]
     assert list(final[0]) == list(final[1]), "each validation case once, in order, though they do not divide"
     assert results[0]["dice"] == pytest.approx(results[1]["dice"], abs=0.02)
     assert said.count("mean of classes") == 1, "one rank speaks"
@@ -76,7 +81,9 @@ def test_wrong_data_is_told_once_and_ends_all_ranks(one, make_cohort, tmp_path):
 def test_predictions_and_scores_are_shared_out(one):
     folder, run = one
     maps = folder / "maps"
-    done = torchrun(2, "segspeed.predict", f"run={run}", f"input={folder / 'balls/imagesTr'}", f"output={maps}", cwd=folder)
+    done = torchrun(
+        2, "segspeed.predict", f"run={run}", f"input={folder / 'balls/imagesTr'}", f"output={maps}", cwd=folder
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "7 predicted" in done.stdout
     assert len(list(maps.glob("*.nii.gz"))) == 7

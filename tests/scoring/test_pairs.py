@@ -59,3 +59,31 @@ def test_folders_that_are_none(folders, tmp_path):
     assert "labels is a file, not a folder" in str(caught.value)
     with pytest.raises(DataError, match=r"predictions holds no \.nii or \.nii\.gz file"):
         find_pairs(p, tmp_path / "l")
+
+
+def test_globs_join_by_what_the_wildcards_stand_for(folders, tmp_path):
+    p, labels = folders(
+        ["1_ct.nii.gz", "2_ct.NII.gz", "3_ct.nii.gz", "other.nii"], ["1_seg.nii", "2_seg.nii", "1_old.nii"]
+    )
+    given = (p / "*_ct.nii.gz", labels / "*_seg.nii")
+    with pytest.raises(DataError, match=r"without a label \(1\): 3_ct\.nii\.gz"):
+        find_pairs(*given)
+    pairs = find_pairs(*given, allow_extra=True)
+    assert [(x.id, x.prediction.name, x.reference.name) for x in pairs] == [
+        ("1", "1_ct.nii.gz", "1_seg.nii"),
+        ("2", "2_ct.NII.gz", "2_seg.nii"),
+    ]
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/1.nii").touch()
+    (tmp_path / "m/2.nii").touch()
+    assert [x.id for x in find_pairs(tmp_path / "m", labels / "*_seg.nii")] == ["1", "2"], "a folder and a glob"
+    with pytest.raises(DataError) as caught:
+        find_pairs(p / "none/*.nii", labels / "x*.nii")
+    assert f"there is no folder {p / 'none'}" in str(caught.value)
+    assert f"no .nii or .nii.gz file in {labels}" in str(caught.value)
+
+
+def test_a_folder_in_its_other_spelling(folders):
+    p, labels = folders(["a.nii"], ["a.nii"])
+    p = p.rename(p.parent / unicodedata.normalize("NFD", "für"))
+    assert len(find_pairs(p.parent / "für", labels)) == 1

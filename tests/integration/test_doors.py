@@ -173,7 +173,14 @@ def whole(tmp_path_factory, make_cohort):
     return folder, load_checkpoint(place / "outputs/balls/whole/last.pt")
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_run_goes_on_to_the_same_weights(whole, tmp_path, sent):
     folder, expected = whole
     cut = start(tmp_path, folder, "cut", 40)

@@ -70,7 +70,13 @@ def test_merged_and_ignored_classes(tiny, msd_folder):
 
 
 def test_a_loss_that_cannot_ignore_is_refused_and_one_without_regions_gets_binary_targets(tiny):
-    monai = ("loss._target_=monai.losses.GeneralizedDiceLoss", "~loss.dice_weight", "~loss.ce_weight", "~loss.smooth")
+    monai = (
+        "loss._target_=monai.losses.GeneralizedDiceLoss",
+        "~loss.dice_weight",
+        "~loss.ce_weight",
+        "~loss.smooth",
+        "~loss.batch_dice",
+    )
     for more in ((), (REGIONS,)):
         with pytest.raises(SettingError, match="cannot ignore voxels"):
             train(tiny(*monai, "data.ignore=[200]", *more))
@@ -140,7 +146,7 @@ def test_patients_and_sites_from_case_ids(tiny, settings):
 
     cfg = tiny("data.patient_pattern='b_0([0-9])'", "data.site_pattern='^(.)'", cases=4)
     assert [(c.patient, c.site) for c in build.cohort_from(cfg.data).cases] == [(str(n), "b") for n in range(4)]
-    with pytest.raises(SettingError, match="finds no group in the case id b_00"):
+    with pytest.raises(SettingError, match="finds nothing in the case id b_00"):
         build.cohort_from(tiny("data.patient_pattern='x(.)'").data)
     with pytest.raises(SettingError, match="is no regular expression"):
         build.cohort_from(tiny("data.patient_pattern='('").data)

@@ -12,6 +12,7 @@ from segspeed.record.run_record import read_record
 from tests.integration.test_doors import environment
 
 STEPS = 5
+LONG = pytest.mark.long
 SETTINGS = (
     "debug=default", "data=msd", "data.folds=2", "plan.patch=[16,16,16]", "plan.features=[4,8,16]", f"train.steps={STEPS}",
     "train.ema=0.9", "optimizer.lr=1e-3", "augment=nnunet", "cache.workers=1", "loader.workers=0", "evaluation.share=0.5",
@@ -49,7 +50,7 @@ def one(tmp_path_factory, make_cohort):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "batch", "accumulate"), [(2, 2, 1), (2, 1, 2), pytest.param(4, 1, 1, marks=pytest.mark.slow)]
+    ("ranks", "batch", "accumulate"), [(2, 2, 1), pytest.param(2, 1, 2, marks=LONG), pytest.param(4, 1, 1, marks=LONG)]
 )
 def test_ranks_learn_what_one_process_learns(one, ranks, batch, accumulate):
     folder, alone = one
@@ -71,6 +72,7 @@ def test_ranks_learn_what_one_process_learns(one, ranks, batch, accumulate):
     assert {p.name for p in together.iterdir()} >= {"last.pt", "report.html", "result.json", "run.jsonl"}
 
 
+@pytest.mark.slow
 def test_wrong_data_is_told_once_and_ends_all_ranks(one, make_cohort, tmp_path):
     make_cohort(tmp_path / "balls", cases=4, change={1: lambda i, m: (i * float("nan"), m)})
     done = torchrun(2, "segspeed.train", f"data.root={tmp_path / 'balls'}", *SETTINGS, "plan.batch=2", cwd=tmp_path)
@@ -78,6 +80,7 @@ def test_wrong_data_is_told_once_and_ends_all_ranks(one, make_cohort, tmp_path):
     assert done.stderr.count("training would be wrong") == 1
 
 
+@pytest.mark.slow
 def test_predictions_and_scores_are_shared_out(one):
     folder, run = one
     maps = folder / "maps"

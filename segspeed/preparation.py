@@ -15,8 +15,9 @@ import torch
 from segspeed.build import cache_root
 from segspeed.config import Config
 from segspeed.data.cache import CacheEntry, Storage
+from segspeed.data.cohort_checks import cohort_problems
 from segspeed.data.fingerprint import fingerprint
-from segspeed.data.inspect import ACCEPTABLE, Rules, cohort_problems, inspect_cases
+from segspeed.data.inspect import ACCEPTABLE, Rules, inspect_cases
 from segspeed.data.plan import grid_of, make_plan
 from segspeed.data.prepare import prepare_cases
 from segspeed.data.split import choose_split

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from data_prep.msd import msd
+from segspeed.data.cohort_checks import cohort_problems
 from segspeed.data.geometry import read_volume
-from segspeed.data.inspect import Rules, cohort_problems, inspect_case, inspect_cases, picture_path
+from segspeed.data.inspect import Rules, inspect_case, inspect_cases, picture_path
 from segspeed.types import Case, CaseFacts, Cohort, LabelTable, Problem
 
 LABELS = LabelTable({"bright": (1,), "dark": (3,)})

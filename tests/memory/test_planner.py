@@ -208,7 +208,8 @@ def test_real_probes(subject):
         assert found.outcome == "done"
         assert found.peak > found.base > 5e7
         huge = dataclasses.replace(plan, patch=(192, 192, 192), batch=8)
-        assert prober.probe(s, huge, limit=10**8).outcome == "out of memory"
+        # a kernel that is refused memory may end the process before anybody can tell; either way it does not fit
+        assert prober.probe(s, huge, limit=10**8).outcome in ("out of memory", "killed")
         assert prober.probe(s, plan, limit=10**9).outcome == "done", "the next one is none the worse"
 
 

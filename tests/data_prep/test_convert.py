@@ -261,7 +261,7 @@ def dicom_balls(folder, cases=4):
         nib.save(flipped, folder.parent / f"nifti/n{n}.nii.gz")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_train_on_dicom_and_predict_the_same_from_dicom_and_nifti(tmp_path):
     from tests.integration.test_doors import FAST
 

@@ -72,7 +72,7 @@ def test_ranks_learn_what_one_process_learns(one, ranks, batch, accumulate):
     assert {p.name for p in together.iterdir()} >= {"last.pt", "report.html", "result.json", "run.jsonl"}
 
 
-@pytest.mark.slow
+@LONG
 def test_wrong_data_is_told_once_and_ends_all_ranks(one, make_cohort, tmp_path):
     make_cohort(tmp_path / "balls", cases=4, change={1: lambda i, m: (i * float("nan"), m)})
     done = torchrun(2, "segspeed.train", f"data.root={tmp_path / 'balls'}", *SETTINGS, "plan.batch=2", cwd=tmp_path)

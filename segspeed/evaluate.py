@@ -89,7 +89,7 @@ def of_run(cfg: EvaluateConfig, device: torch.device, failed: list[str]) -> Task
     from segspeed.prediction import output_path, predict_cases
     from segspeed.record.live import say, track
     from segspeed.scoring.pairs import ScorePair
-    from segspeed.speed.ranks import first, gather, share
+    from segspeed.speed.ranks import first, gather, same, share
     from segspeed.stamp import claim, stamp_of
     from segspeed.trained import load_runs, seen_before, with_values_of
 
@@ -124,8 +124,8 @@ def of_run(cfg: EvaluateConfig, device: torch.device, failed: list[str]) -> Task
     folder = Path(cfg.output) if cfg.output else run.folder / f"evaluation_{cohort.folder_name}"
     predictions = folder / "predictions"
     # the folder is this command's own: maps of other weights or settings are made anew
-    same = first(lambda: claim(predictions, stamp_of(runs, cfg, labels), cases, overwrite=True))
-    anew = cfg.overwrite or not gather(same)[0]  # the others find what rank 0 has claimed
+    ours = first(lambda: claim(predictions, stamp_of(runs, cfg, labels), cases, overwrite=True))
+    anew = cfg.overwrite or not same(ours)  # the others find what rank 0 has claimed
     mine = share(cases)
     found = predict_cases(runs, mine, predictions, labels=labels, overwrite=anew)
     for outcome in (o for part in gather(list(track(found, len(mine), "predicting"))) for o in part):

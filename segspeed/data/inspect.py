@@ -13,7 +13,7 @@ from segspeed.data.digest import Memo, hash_file, hash_text, stamp
 from segspeed.data.geometry import Volume, VolumeError, off_grid_mm, read_channels, read_volume
 from segspeed.data.labels import index_of_values, to_class_indices
 from segspeed.data.pool import run_jobs
-from segspeed.data.preprocess import content_box, is_ct, label_on_grid, share_outside
+from segspeed.data.preprocess import AIR_HU, content_box, is_ct, label_on_grid, share_outside
 from segspeed.data.thumbnail import save_thumbnail
 from segspeed.jsonio import from_plain, to_plain
 from segspeed.types import Case, CaseFacts, Cohort, LabelTable, Problem, Severity
@@ -22,7 +22,6 @@ FORMAT = 3  # of the memo; raise it when CaseFacts or a rule changes
 MOSTLY = 0.5  # of a label's foreground outside its image: it belongs to another
 COARSE = 3.0  # an axis this many times coarser than the finest
 SAMPLES = 2000  # foreground intensities kept a case and channel
-AIR_HU = -1024.0  # nothing is less dense than air; lower values are padding or noise
 TISSUE_HU = -500.0  # a whole CT has air: without any the values are hardly HU
 
 SEVERITY: dict[str, Severity] = {
@@ -188,12 +187,12 @@ def _values(report, path: Path, volume: Volume, channel: str) -> None:  # type: 
     if low == high:
         report(path, "constant-image", f"every voxel is {low:g}; it teaches nothing")
         return
+    lowest = float(np.percentile(array.ravel()[:: max(1, array.size // 100_000)], 1))
     if is_ct(channel):
         if low < AIR_HU:
             text = f"{int((array < AIR_HU).sum())} voxels below {AIR_HU:g} HU (down to {low:g}) count as {AIR_HU:g}"
             report(path, "below-air", text)
-        sample = array.ravel()[:: max(1, array.size // 100_000)]
-        if np.percentile(sample, 1) > TISSUE_HU:
+        if lowest > TISSUE_HU:
             report(
                 path,
                 "not-hu",
@@ -201,11 +200,7 @@ def _values(report, path: Path, volume: Volume, channel: str) -> None:  # type: 
                 "or cut down to tissue",
             )
         return
-    if (
-        low <= AIR_HU + 30
-        and np.percentile(array.ravel()[:: max(1, array.size // 100_000)], 1) < TISSUE_HU
-        and high < 5000
-    ):
+    if low <= AIR_HU + 30 and lowest < TISSUE_HU and high < 5000:
         text = f"values from {low:g} to {high:g} look like HU; data.channels=[CT] normalises it as CT"
         report(path, "maybe-ct", text)
     if low <= -32768:

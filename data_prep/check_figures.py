@@ -98,7 +98,7 @@ def histograms(found: Sequence[Measure], tints: Callable[[int], str] = lambda _:
             axis.yaxis.get_major_locator().set_params(integer=True, nbins=5)
             unit = f" ({measure.unit})" if measure.unit else ""
             _finish(axis, measure, plain(measure.name[0].upper() + measure.name[1:]) + unit)
-        return figures._svg(figure)
+        return figures.svg_text(figure)
 
 
 def intensities(found: Sequence[Measure], facts: Sequence[CaseFacts], channels: Sequence[str]) -> str | None:
@@ -128,7 +128,7 @@ def intensities(found: Sequence[Measure], facts: Sequence[CaseFacts], channels: 
             axis.set_ylabel("voxels", fontsize=9)
             axis.tick_params(axis="x", pad=10)
             _finish(axis, measure, plain(channel))
-        return figures._svg(figure)
+        return figures.svg_text(figure)
 
 
 def orientation_bars(codes: Mapping[str, int]) -> str | None:
@@ -137,7 +137,7 @@ def orientation_bars(codes: Mapping[str, int]) -> str | None:
         return None
     rows = list(codes.items())
     with _drawing():
-        figure, (axis,) = figures._figure(6.5, 0.34 * len(rows) + 0.8)
+        figure, (axis,) = figures.blank(6.5, 0.34 * len(rows) + 0.8)
         axis.barh(range(len(rows)), [n for _, n in rows], color=figures.colour(0), alpha=0.75, height=0.6)
         for place, (_, count) in enumerate(rows):
             axis.annotate(str(count), (count, place), xytext=(4, 0), textcoords="offset points", va="center",
@@ -145,7 +145,7 @@ def orientation_bars(codes: Mapping[str, int]) -> str | None:
         axis.set_yticks(range(len(rows)), [code for code, _ in rows])
         axis.set(xlabel="cases", ylim=(len(rows) - 0.4, -0.6), xlim=(0, max(codes.values()) * 1.08))
         axis.grid(visible=False, axis="y")
-        return figures._svg(figure)
+        return figures.svg_text(figure)
 
 
 def orientation_counts(facts: Sequence[CaseFacts]) -> dict[str, int]:
@@ -189,7 +189,7 @@ def _grid(count: int) -> tuple[Any, list[Any]]:
     """Axes three in a row, in a figure of one width whatever their number, so that all text has one size on the page."""
     columns = min(3, count)
     rows = -(-count // columns)
-    figure, axes = figures._figure(9.3, 2.3 * rows, columns, rows)
+    figure, axes = figures.blank(9.3, 2.3 * rows, columns, rows)
     for axis in axes[count:]:
         axis.set_axis_off()
     return figure, axes

@@ -4,6 +4,8 @@ bench=loader measures augmented patches per second and CPU time per patch, segsp
 transforms and batchgeneratorsv2 (pip install batchgeneratorsv2), with the same transforms, probabilities and ranges.
 bench=memory measures peak memory and time of a training step: recomputed blocks, precision, batch; predicted against measured.
 bench=predict measures peak memory and the network's share when a large volume is predicted.
+bench=scale measures how check, preparation, training, scoring and report grow with cases, voxels and classes (exit code 1 where
+faster than linearly).
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from segspeed.types import SettingError
 def main(cfg: Config) -> int:
     """Run the benchmark that ``cfg.bench`` names and write its table; 1 if a contender could not run."""
     if cfg.bench is None:
-        raise SettingError("say which benchmark: bench=loader, bench=memory or bench=predict")
-    return {"predict": predict, "memory": memory}.get(cfg.bench.name, loader)(cfg, cfg.bench)
+        raise SettingError("say which benchmark: bench=loader, bench=memory, bench=predict or bench=scale")
+    return {"predict": predict, "memory": memory, "scale": scale}.get(cfg.bench.name, loader)(cfg, cfg.bench)
 
 
 def predict(cfg: Config, b: BenchConfig) -> int:
@@ -51,6 +53,19 @@ def memory(cfg: Config, b: BenchConfig) -> int:
         root / f"memory_{model}.md",
     )
     return 0
+
+
+def scale(cfg: Config, b: BenchConfig) -> int:
+    """Growth with cases, voxels and classes; 1 if something grows faster than linearly."""
+    from segspeed.benchmarks.scale import grows_too_fast, measure_scale, sizes_of, table
+    from segspeed.record.live import track
+
+    root = Path(cfg.run.root) / "bench"
+    root.mkdir(parents=True, exist_ok=True)
+    parts = track(measure_scale(cfg, b, root / "scale"), len(sizes_of(b)), "measuring")
+    found = [measure for part in parts for measure in part]
+    tell(table(found), root / "scale.md")
+    return int(bool(grows_too_fast(found)))
 
 
 def loader(cfg: Config, b: BenchConfig) -> int:

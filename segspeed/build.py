@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from segspeed.loader.device import DeviceStage
 from segspeed.loader.residence import DeviceLoader, choose_residence
 from segspeed.model.checkpointing import apply_checkpointing
 from segspeed.model.losses import RegionTargets
+from segspeed.speed.compiler import ensure_compiler
 from segspeed.speed.cpus import available_cpus, loader_workers
 from segspeed.speed.ema import WeightAverage
 from segspeed.speed.precision import Precision
@@ -186,6 +188,10 @@ def device_from(cfg: Config | InferenceConfig) -> torch.device:
     torch.set_num_threads(available_cpus() if cfg.threads == "auto" else int(cfg.threads))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     exact = isinstance(cfg, Config) and cfg.train.deterministic
+    if exact:
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # read when cuBLAS starts; without it torch refuses to go on
     torch.use_deterministic_algorithms(exact)
     torch.backends.cudnn.benchmark = not exact
     return torch.device(name)
@@ -214,6 +220,7 @@ def network_from(cfg: Config, plan: Plan, cohort: Cohort, precision: Precision) 
     choice = cfg.memory.checkpointing
     apply_checkpointing(model, plan.checkpointing if choice == "auto" else choice)
     if cfg.compile:
+        ensure_compiler(precision.device)
         model.compile()
     return model
 

@@ -11,6 +11,7 @@ import re
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -50,6 +51,7 @@ class Frame:
 
     schema: type[BaseModel] = Config
     root: str = "train"
+    section: str = ""  # whose keys may stand alone: target=0.9 for speedrun.target=0.9
 
     def groups(self) -> list[str]:
         """Folders of ``conf/`` that this door chooses from."""
@@ -104,27 +106,47 @@ def _tell(*lines: str) -> None:
 
 def _through_hydra(main: Callable[[Any], int], frame: Frame) -> int:
     import hydra
+    from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
+    from hydra.types import RunMode
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     codes: list[int] = []
     stopped: list[BaseException] = []
+    home = os.getpid()
 
     def task(composed: DictConfig) -> None:
-        """One job. What it raises is kept for later: Hydra would print its own lines around it."""
+        """One job. What it raises is kept for later: Hydra would print its own lines around it. A job of a sweep that fails
+        stops no other, but wrong settings, which the others share, and signals do."""
         if stopped:
-            return  # a later job of a sweep whose settings are as wrong, or that somebody stopped
+            return
+        code = FAILED
         try:
-            codes.append(main(_settings(composed)))
+            code = main(_settings(composed))
         except SettingError as error:
             _tell(f"Settings: {error}")
-            codes.append(REFUSED)
+            code = REFUSED
         except DataError as error:
             _tell(f"Error: {error}")
-            codes.append(FAILED)  # another job of a sweep may have other data
+        except RunStopped as error:
+            if error.exit_code > 128:
+                stopped.append(error)
+            else:
+                _tell(f"Stopped: {error}")
+                code = error.exit_code
+        except (SettingsError, BrokenPipeError) as error:
+            stopped.append(error)
+        except Exception as error:
+            if HydraConfig.get().mode != RunMode.MULTIRUN:
+                stopped.append(error)
+            else:
+                traceback.print_exception(type(error), error, error.__traceback__)
         except BaseException as error:
             stopped.append(error)
+        codes.append(code)
+        if os.getpid() != home and (stopped or code):  # a launcher's own process, whose lists nobody at home will see
+            raise _as_seen_from_home(stopped[0] if stopped else None, code, HydraConfig.get().job.num)
 
     def _settings(composed: DictConfig) -> BaseModel:
         try:
@@ -147,6 +169,15 @@ def _through_hydra(main: Callable[[Any], int], frame: Frame) -> int:
     if stopped:
         raise stopped[0]
     return max(codes, default=0)
+
+
+def _as_seen_from_home(error: BaseException | None, code: int, job: int) -> BaseException:
+    """What a job of a sweep in another process raises, so that the command ends with its exit code; its log tells the rest."""
+    if isinstance(error, SettingsError):
+        return RunStopped(f"job {job}: wrong settings: {'; '.join(error.problems)}", REFUSED)
+    if error is None:
+        return RunStopped(f"job {job} of the sweep failed (its log in hydra.sweep.dir says why)", code)
+    return error
 
 
 def prepare_arguments(arguments: Sequence[str], frame: Frame = TRAIN) -> list[str]:
@@ -193,6 +224,9 @@ def _override(text: str, problems: list[str], sweeping: bool, frame: Frame) -> t
             problems.append(f"{text}: a comma makes a sweep. " + _quoted(text, "For a path or text with commas"))
             return key, None, text
         return key, "sweep", text
+    known = {k.path for k in keys(frame.schema)}
+    if frame.section and "." not in key and key not in known and f"{frame.section}.{key}" in known:
+        key, text = f"{frame.section}.{key}", f"{frame.section}.{text.lstrip('+')}"
     section = key.split(".")[0]
     if "/" in key or section == "hydra" or parsed.is_delete():
         return key, None, text
@@ -204,7 +238,6 @@ def _override(text: str, problems: list[str], sweeping: bool, frame: Frame) -> t
         ):
             problems.append(f"{text}: name one of the choices: {', '.join(_choices(key))}")
         return key, value, text
-    known = {k.path for k in keys(frame.schema)}
     inside = any(k.startswith(f"{key}.") for k in known)  # a whole section or group
     if isinstance(parsed.value(), (int, float)) and not isinstance(parsed.value(), bool) and key in frame.text_keys():
         bare = text.partition("=")[2].strip()  # 2026_01_02 is a name, not the number 20260102
@@ -246,6 +279,8 @@ def _hydra_problem(error: BaseException) -> str:
     """Hydra's and OmegaConf's own complaints in one or a few lines."""
     from hydra.errors import MissingConfigException
 
+    if "hydra/launcher/submitit_" in str(error):
+        return "this launcher needs another package: pip install hydra-submitit-launcher"
     if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file:
         group, _, wanted = str(error.missing_cfg_file).rpartition("/")
         near = get_close_matches(wanted, list(error.options), 1)

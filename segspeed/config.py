@@ -9,6 +9,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -18,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from segspeed.shards import Shard
 from segspeed.types import Shape3
 
 
@@ -42,6 +44,10 @@ def parse_size(value: Any) -> Any:
     unit = match[2].lower()
     base = 1024 if "i" in unit else 1000
     return int(float(match[1]) * base ** {"m": 2, "g": 3, "t": 4}[unit[0]])
+
+
+def _share(text: str) -> str:
+    return str(Shard.parse(text))
 
 
 Seconds = Annotated[float, BeforeValidator(parse_duration)]
@@ -127,6 +133,9 @@ class PlanConfig(Strict):
     )
     patch: Literal["auto"] | Shape3 = Field("auto", description="voxels, (D, H, W)")
     batch: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="patches a micro-batch")
+    width: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        "auto", description="channels of the finest level, doubled a level; features sets each by hand"
+    )
     features: Literal["auto"] | tuple[Annotated[int, Field(ge=1)], ...] = Field(
         "auto", description="channels a level, finest first"
     )
@@ -150,6 +159,9 @@ class CacheConfig(Strict):
     )
     prune: bool = Field(
         False, description="data_prep.prepare deletes the cohort's entries that these settings do not use"
+    )
+    shard: Annotated[str, AfterValidator(_share)] | None = Field(
+        None, description="data_prep.prepare builds this share of the cases: 2/8 is the second of eight"
     )
 
 
@@ -320,7 +332,7 @@ class RunConfig(Strict):
 class BenchConfig(Strict):
     """A benchmark; `segspeed.bench`."""
 
-    name: str = Field("loader", description="which benchmark: loader, loader_small, memory, predict")
+    name: str = Field("loader", description="which benchmark: loader, loader_small, memory, predict, scale")
     volume: Shape3 = Field((300, 512, 512), description="(D, H, W) of the generated volumes")
     cases: int = Field(3, ge=1, description="generated volumes")
     patch: Shape3 = Field((96, 96, 96), description="voxels, (D, H, W)")
@@ -332,9 +344,15 @@ class BenchConfig(Strict):
         ("segspeed torch", "segspeed dali", "monai", "batchgeneratorsv2"), description="who takes part"
     )
     classes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (3, 20), description="of bench=predict, one after the other"
+        (3, 20), description="of bench=predict and bench=scale, one after the other"
     )
-    sides: tuple[Annotated[int, Field(ge=16)], ...] = Field((64, 96), description="of bench=memory: cubes, voxels")
+    sides: tuple[Annotated[int, Field(ge=16)], ...] = Field(
+        (64, 96), description="of bench=memory and bench=scale: cubes, voxels"
+    )
+    counts: tuple[Annotated[int, Field(ge=10)], ...] = Field(
+        (50, 500, 5000), min_length=1, description="of bench=scale: cases"
+    )
+    steps: int = Field(20, ge=4, description="of bench=scale: training")
     batches: tuple[Annotated[int, Field(ge=1)], ...] = Field((1, 2), description="of bench=memory: patches a batch")
     precisions: tuple[Literal["fp32", "bf16", "fp16"], ...] = Field(
         ("fp32", "bf16"), description="of bench=memory, fp32 first: the others are given as ratios to it"
@@ -342,6 +360,43 @@ class BenchConfig(Strict):
     checkpointing: tuple[Literal["none", "auto", "all"], ...] = Field(
         ("none", "auto", "all"), description="of bench=memory; auto: half the memory of activations"
     )
+
+
+class LadderConfig(Strict):
+    """One speed technique after the other on the user's own data; `segspeed.ladder`."""
+
+    name: str = Field("first", description="folder <run.root>/<cohort>/ladder/<name>; the same name goes on")
+    rungs: tuple[str, ...] = Field(
+        ("baseline", "cache", "augmentation", "precision", "compile", "checkpointing", "accumulation"),
+        description="in this order, the first being what the others are measured by",
+    )
+    own: dict[str, dict[str, Any]] | None = Field(
+        None, description="further rungs as settings: {muon: {optimizer: {_target_: torch.optim.Muon, lr: 0.02}}}"
+    )
+    mode: Literal["cumulative", "single"] = Field(
+        "cumulative", description="each rung on top of those before it, or alone on top of the first"
+    )
+    keep: Literal["faster", "all"] = Field(
+        "faster", description="cumulative: rungs that the next ones stand on; faster leaves out those that did not pay"
+    )
+    equal: Literal["samples", "time"] = Field(
+        "samples", description="every rung sees ladder.samples patches, or trains for train.budget"
+    )
+    samples: int = Field(1000, ge=1, description="patches that every rung trains on")
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1, description="a run of every rung each")
+    margin: float = Field(0.005, ge=0, description="of Dice, for the non-inferiority verdict")
+    quick: bool = Field(False, description="throughput alone, no Dice")
+    quick_time: Annotated[Seconds, Field(gt=0)] = Field(20.0, description="training of a rung in quick mode")
+
+
+class SpeedrunConfig(Strict):
+    """Time to a Dice that was named before; `segspeed.speedrun`."""
+
+    name: str | None = Field(None, description="folder <run.root>/speedruns/<name>; the same name goes on")
+    target: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, description="mean Dice to reach")
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1, description="all are reported")
+    report: bool = Field(False, description="a table of all records under run.root instead of a new one")
+    compare: tuple[str, ...] = Field((), description="two records (folders): is the second faster? Welch's test")
 
 
 class Config(Strict):
@@ -372,4 +427,6 @@ class Config(Strict):
     )
     resume: Literal["auto", "never"] = Field("auto", description="never: refuse a run folder that exists")
     bench: BenchConfig | None = Field(None, description="settings of a benchmark, for python -m segspeed.bench")
+    ladder: LadderConfig = LadderConfig()
+    speedrun: SpeedrunConfig = SpeedrunConfig()
     seed: int = Field(0, ge=0, le=2**63 - 1, description="of weights, patches and augmentation")

@@ -44,6 +44,9 @@ class EvaluateConfig(InferenceConfig):
     """Scores of a run on a data set, of anybody's predictions, or a comparison of two."""
 
     run: Name | Names | None = Field(None, description="a run folder, or several as an ensemble")
+    runs: Name | Names | None = Field(
+        None, description="the folds of a cross-validation, or a glob: each run's validation cases by that run"
+    )
     data: DataConfig | None = Field(None, description="cases to score on; empty: the run's own validation cases")
     predictions: str | None = Field(None, description="folder of label maps, anybody's, or a glob")
     labels: str | None = Field(None, description="folder of reference label maps of the same names, or a glob")
@@ -63,15 +66,18 @@ class EvaluateConfig(InferenceConfig):
     def _one_task(self) -> EvaluateConfig:
         tasks = {
             "run": self.run is not None,
+            "runs": self.runs is not None,
             "predictions": self.predictions is not None,
             "compare": bool(self.compare),
         }
         if sum(tasks.values()) != 1:
-            raise ValueError("give one of run=FOLDER, predictions=FOLDER labels=FOLDER, or compare=[A.json,B.json]")
+            raise ValueError(
+                "give one of run=FOLDER, runs=[FOLD,FOLD], predictions=FOLDER labels=FOLDER, or compare=[A.json,B.json]"
+            )
         if (self.predictions is None) != (self.labels is None):
             raise ValueError("predictions=FOLDER and labels=FOLDER go together")
         if self.compare and len(self.compare) != 2:
             raise ValueError("compare takes two files: compare=[A/summary.json,B/summary.json]")
         if self.data is not None and self.run is None:
-            raise ValueError("data=... says what to predict and score on, so it needs run=FOLDER")
+            raise ValueError("data=... says what to predict and score on, so it needs run=FOLDER (runs=... takes none)")
         return self

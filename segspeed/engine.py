@@ -37,6 +37,12 @@ class Progress:
     sample: int = 0
     elapsed: float = 0.0
 
+    def count(self, samples: int, seconds: float) -> None:
+        """One more step, of ``samples`` patches."""
+        self.step += 1
+        self.sample += samples
+        self.elapsed += seconds
+
 
 @dataclass
 class Learner:
@@ -258,11 +264,10 @@ def fit(
         samples = sum(len(b.cases) for b in micro)
         rate = learner.set_rate(horizon.progress(progress.step, progress.elapsed))
         loss, norm = surviving_update(learner, stage, micro, samples)
-        progress.step += 1
-        progress.sample += samples * ranks()
-        after_step(
-            Step(progress.step, loss, norm, rate, samples * ranks(), time.perf_counter() - started, waited, micro)
-        )
+        now = time.perf_counter()
+        progress.count(samples * ranks(), now - mark)
+        mark = now
+        after_step(Step(progress.step, loss, norm, rate, samples * ranks(), now - started, waited, micro))
         now = time.perf_counter()
         (progress.elapsed,) = agree(progress.elapsed + now - mark)
         mark = now

@@ -2,6 +2,7 @@
 
 run=R                             the run's own validation cases, with every metric
 run=R data=pairs data.csv=...     another hospital's cases: predicts and scores them (classes are joined by name)
+runs=[A,B,C]                      a cross-validation: each case by the run that held it out; a glob names them, too
 predictions=P labels=L            anybody's label maps against references of the same names
 compare=[A,B]                     two summary.json, case by case: the second against the first
 
@@ -10,26 +11,27 @@ Writes summary.json, cases.csv and report.html. Exit code 1 if a case failed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from segspeed.cli import Frame, door
 from segspeed.config_inference import EvaluateConfig
-from segspeed.types import DataError, LabelTable, SettingError
+from segspeed.types import Case, Cohort, DataError, LabelTable, SettingError
 
 if TYPE_CHECKING:
     import torch
 
     from segspeed.scoring.pairs import ScorePair
+    from segspeed.trained import TrainedRun
 
 
 def main(cfg: EvaluateConfig) -> int:
     """Score or compare what ``cfg`` names; 0 when every case was scored. Under torchrun predictions are shared out."""
     if cfg.compare:
         return compare(cfg)
-    if cfg.run is None:
+    if cfg.run is None and cfg.runs is None:
         return score(cfg, of_folders(cfg))
     from segspeed import build
     from segspeed.record.live import silence
@@ -40,7 +42,7 @@ def main(cfg: EvaluateConfig) -> int:
     with joined(device.type == "cuda"):
         if not is_main():
             silence()
-        task = of_run(cfg, device, failed)
+        task = (of_run if cfg.runs is None else of_folds)(cfg, device, failed)
         return max(score(cfg, task) if is_main() else 0, int(bool(failed)))
 
 
@@ -85,12 +87,7 @@ def of_folders(cfg: EvaluateConfig) -> Task:
 def of_run(cfg: EvaluateConfig, device: torch.device, failed: list[str]) -> Task:
     """A run's predictions, made first where they are not there. Cases that could not be predicted go to ``failed``."""
     from segspeed import build
-    from segspeed.jsonio import to_plain
-    from segspeed.prediction import output_path, predict_cases
-    from segspeed.record.live import say, track
-    from segspeed.scoring.pairs import ScorePair
-    from segspeed.speed.ranks import first, gather, same, share
-    from segspeed.stamp import claim, stamp_of
+    from segspeed.record.live import say
     from segspeed.trained import load_runs, seen_before, with_values_of
 
     assert cfg.run is not None
@@ -98,11 +95,7 @@ def of_run(cfg: EvaluateConfig, device: torch.device, failed: list[str]) -> Task
     run = runs[0]
     if cfg.data is None:
         cohort, cases = run.cohort, [run.cohort.case(i) for i in run.split.val]
-        gone = [str(p) for c in cases for p in (*c.images, c.label) if p is not None and not p.exists()]
-        if gone:
-            raise DataError(
-                f"files of the run's validation cases are gone: {', '.join(gone[:5])}; give data=... instead"
-            )
+        refuse_gone(cases, "give data=... instead")
         if len(runs) > 1:
             say("warning: other runs of the ensemble may have been trained on these cases; give data=... for others")
     else:
@@ -122,7 +115,67 @@ def of_run(cfg: EvaluateConfig, device: torch.device, failed: list[str]) -> Task
         raise DataError(f"the run takes {len(run.cohort.channels)} channels ({', '.join(run.cohort.channels)}) a case")
     labels = with_values_of(run.cohort, cohort).table
     folder = Path(cfg.output) if cfg.output else run.folder / f"evaluation_{cohort.folder_name}"
-    predictions = folder / "predictions"
+    pairs = predicted(cfg, runs, cases, labels, folder / "predictions", failed)
+    title = f"{' + '.join(r.folder.name for r in runs)} on {cohort.name}"
+    return task_of(pairs, cohort, labels, folder, title, {"Plan of the run": run.plan}, failed, cases)
+
+
+def of_folds(cfg: EvaluateConfig, device: torch.device, failed: list[str]) -> Task:
+    """The runs of a cross-validation: each one's validation cases, predicted by it where they are not there yet, pooled."""
+    from segspeed.folds import find_runs, read_folds
+    from segspeed.record.live import say
+    from segspeed.trained import load_runs
+
+    assert cfg.runs is not None
+    found = read_folds(find_runs(cfg.runs))
+    for text in (*found.notes, *([found.told] if found.told else [])):
+        say(f"warning: {text}")
+    refuse_gone([case for fold in found.each for case in fold.cases], "bring them back")
+    cohort, first = found.each[0].run.cohort, found.each[0].run.folder
+    pairs = []
+    for fold in found.each:
+        where = fold.run.folder / f"evaluation_{cohort.folder_name}"  # where run=... puts them: none is made twice
+        where = Path(cfg.output) / f"fold_{fold.name}" if cfg.output else where
+        say(f"Fold {fold.name}: {fold.run.folder}, {len(fold.cases)} cases")
+        runs = load_runs(str(fold.run.folder), cfg, device)
+        pairs += predicted(cfg, runs, fold.cases, cohort.table, where / "predictions", failed, fold.name)
+    about = {
+        "Folds": {
+            fold.name: {"run": fold.run.folder.name, "held out": len(fold.cases), "plan": fold.run.plan}
+            for fold in found.each
+        },
+        **({"Not in the figures": [found.told]} if found.told else {}),
+        **({"To know": list(found.notes)} if found.notes else {}),
+    }
+    folder = Path(cfg.output) if cfg.output else first.parent / found.folder_name
+    cases = [case for fold in found.each for case in fold.cases]
+    return task_of(pairs, cohort, cohort.table, folder, found.title, about, failed, cases)
+
+
+def refuse_gone(cases: Sequence[Case], remedy: str) -> None:
+    """Raise DataError where files of validation cases are not there."""
+    gone = [str(p) for c in cases for p in (*c.images, c.label) if p is not None and not p.exists()]
+    if gone:
+        raise DataError(f"files of the run's validation cases are gone: {', '.join(gone[:5])}; {remedy}")
+
+
+def predicted(
+    cfg: EvaluateConfig,
+    runs: Sequence[TrainedRun],
+    cases: Sequence[Case],
+    labels: LabelTable,
+    predictions: Path,
+    failed: list[str],
+    fold: str = "",
+) -> list[ScorePair]:
+    """Label maps of ``cases`` in the folder ``predictions``, made where they are not there, beside their references. Ranks share
+    the work; cases that could not be predicted go to ``failed``."""
+    from segspeed.prediction import output_path, predict_cases
+    from segspeed.record.live import say, track
+    from segspeed.scoring.pairs import ScorePair
+    from segspeed.speed.ranks import first, gather, same, share
+    from segspeed.stamp import claim, stamp_of
+
     # the folder is this command's own: maps of other weights or settings are made anew
     ours = first(lambda: claim(predictions, stamp_of(runs, cfg, labels), cases, overwrite=True))
     anew = cfg.overwrite or not same(ours)  # the others find what rank 0 has claimed
@@ -132,18 +185,33 @@ def of_run(cfg: EvaluateConfig, device: torch.device, failed: list[str]) -> Task
         if outcome.status == "failed":
             failed.append(outcome.case)
             say(f"failed: {outcome.problem}")
-    pairs = [
-        ScorePair(c.id, output_path(predictions, c.id), c.label, c.patient, c.site)
+    lost = set(failed)
+    return [
+        ScorePair(c.id, output_path(predictions, c.id), c.label, c.patient, c.site, fold)
         for c in cases
-        if c.label is not None and c.id not in failed
+        if c.label is not None and c.id not in lost
     ]
+
+
+def task_of(
+    pairs: list[ScorePair],
+    cohort: Cohort,
+    labels: LabelTable,
+    folder: Path,
+    title: str,
+    about: Mapping[str, Any],
+    failed: Sequence[str],
+    cases: Sequence[Case],
+) -> Task:
+    """What is to be scored of the ``cases`` of a cohort. Raises DataError when nothing could be predicted."""
+    from segspeed.jsonio import to_plain
+
     if not pairs:
         raise DataError("no case could be predicted")
-    title = f"{' + '.join(r.folder.name for r in runs)} on {cohort.name}"
     images = {c.id: c.images[0] for c in cases}
-    about = {"Plan of the run": run.plan, "Not predicted": failed} if failed else {"Plan of the run": run.plan}
+    told = {**about, **({"Not predicted": list(failed)} if failed else {})}
     theirs = labels if labels.regions else cohort.table
-    return Task(pairs, theirs, labels.targets, folder, title, images, {k: to_plain(v) for k, v in about.items()})
+    return Task(pairs, theirs, labels.targets, folder, title, images, {k: to_plain(v) for k, v in told.items()})
 
 
 def score(cfg: EvaluateConfig, task: Task) -> int:
@@ -180,7 +248,7 @@ def score(cfg: EvaluateConfig, task: Task) -> int:
     about = {
         **task.about,
         "Settings": cfg.model_dump(
-            mode="json", exclude_none=True, exclude={"data", "run", "predictions", "labels", "output"}
+            mode="json", exclude_none=True, exclude={"data", "run", "runs", "predictions", "labels", "output"}
         ),
         "Versions and hardware": environment(),
     }

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter
 
 T = TypeVar("T")
+PLAIN = (float, int, str)
 
 
 def to_plain(value: Any) -> Any:
@@ -21,7 +23,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): to_plain(v) for k, v in value.items()}
     if isinstance(value, (tuple, list)):
-        return [to_plain(v) for v in value]
+        return [v if type(v) in PLAIN else to_plain(v) for v in value]  # long lists of numbers need no call each
     if isinstance(value, Path):
         return str(value)
     return value
@@ -29,15 +31,28 @@ def to_plain(value: Any) -> Any:
 
 def from_plain(value: Any, kind: type[T]) -> T:
     """A value of type ``kind`` (a dataclass of `segspeed.types`), checked. Raises ValueError."""
-    return TypeAdapter(kind).validate_python(value)
+    found: T = _reader(cast(Hashable, kind)).validate_python(value)
+    return found
+
+
+@cache
+def _reader(kind: Hashable) -> TypeAdapter[Any]:
+    return TypeAdapter(cast(Any, kind))  # 20 ms, which a cohort of many cases must not pay for each
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write whole or not at all; numbers that JSON lacks (NaN) are refused."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(to_plain(value), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    text = json.dumps(to_plain(value), indent=1, allow_nan=False) + "\n"
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_json(path: Path, kind: type[T]) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from segspeed.engine import Learner, Progress, Step
+from segspeed.model.checkpointing import apply_checkpointing
 from segspeed.record.checkpoints import BEST, save_atomic, save_last
 from segspeed.record.live import LiveBar, say
 from segspeed.record.run_record import RunRecord
@@ -22,9 +23,9 @@ from segspeed.speed.health import Health
 from segspeed.speed.memory import peak_memory_bytes
 from segspeed.speed.meter import gpu_utilisation
 from segspeed.speed.ranks import agree, is_main
-from segspeed.speed.signals import StopRequest
+from segspeed.speed.signals import Interrupted, StopRequest
 from segspeed.speed.watch import LateReader, LossGuard
-from segspeed.types import Batch, RunStopped
+from segspeed.types import Batch, RunStopped, first_line
 
 HOPELESS = 30  # fp16 updates skipped in a row: the loss scale has been halved a billion times over
 RECORD_SECONDS = 2.0  # a step line in run.jsonl at most this often: 24 hours stay under 10 MB
@@ -44,7 +45,8 @@ class Tally:
 @dataclass
 class Monitor:
     """Called by `segspeed.engine.fit` after each step. ``evaluate`` scores the validation cases, records the scores
-    and returns their mean Dice; ``remaining`` estimates the seconds left, ``share_done`` the share of the run."""
+    and returns their mean Dice (None where not all of them could be scored); ``remaining`` estimates the seconds left,
+    ``share_done`` the share of the run."""
 
     learner: Learner
     progress: Progress
@@ -54,7 +56,7 @@ class Monitor:
     clock: Clock
     cadence: Cadence
     stop: StopRequest
-    evaluate: Callable[[], float]
+    evaluate: Callable[[], float | None]
     remaining: Callable[[Progress], float]
     share_done: Callable[[Progress], float]
     save_every: float
@@ -64,9 +66,18 @@ class Monitor:
     reader: LateReader[Step] = field(default_factory=LateReader)
     last_batches: tuple[Batch, ...] = ()
     _saved: float = field(default_factory=time.perf_counter)
+    _saved_step: int = -1
     _recorded: float = 0.0
+    _entered: float | None = None  # since when a step is looked after, which `Progress.elapsed` does not know yet
 
     def __call__(self, step: Step) -> None:
+        self._entered = time.perf_counter()
+        try:
+            self._after(step)
+        finally:
+            self._entered = None
+
+    def _after(self, step: Step) -> None:
         self.last_batches = step.batches
         self.tally.samples += step.samples
         self.tally.waited += step.waited
@@ -78,16 +89,37 @@ class Monitor:
         due = self.cadence.due(self.progress.elapsed, self.remaining(self.progress))
         stopped, due_now = (int(v) for v in agree(self.stop.signal or 0, due))
         if stopped:
-            self.save()
-            raise RunStopped(
-                f"{signal.Signals(stopped).name} after step {step.number}; all is saved. "
-                f"The same command with run.name={self.folder.name} goes on from here.",
-                exit_code=128 + stopped,
-            )
+            raise self.stopped(stopped)
         if due_now:
-            self.evaluate_now()
+            try:
+                self.evaluate_now()
+            except Interrupted as broken:
+                raise self.stopped(*broken.args) from None
         if time.perf_counter() - self._saved >= self.save_every:
             self.save()
+
+    def stopped(self, number: int) -> RunStopped:
+        """Save, between two steps; returns what to raise after signal ``number``."""
+        self.finish()
+        return RunStopped(
+            f"{signal.Signals(number).name} after step {self.progress.step}; all is saved. "
+            f"The same command with run.name={self.folder.name} goes on from here.",
+            exit_code=128 + number,
+        )
+
+    def saving(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of ``loader``. What fails in it fails between two steps, so that all of them can be saved first.
+
+        A loader process that dies is told by a signal, in the middle of a step most often; then the last checkpoint stands.
+        """
+        try:
+            yield from loader
+        except (RuntimeError, ValueError, OSError, MemoryError):
+            if self.stop.signal is not None:  # the signal reached the processes of the loader, too
+                raise self.stopped(self.stop.signal) from None
+            if self.progress.step > 0:
+                self.finish()
+            raise
 
     def note(self, step: Step, loss: float, norm: float) -> None:
         """Check, record and show one step whose numbers are on the host."""
@@ -145,6 +177,8 @@ class Monitor:
         start = time.perf_counter()
         dice = self.evaluate()
         self.cadence.done(time.perf_counter() - start)
+        if dice is None:
+            return
         self.tally.last_dice = dice
         if dice > self.tally.best:
             self.tally.best = dice
@@ -167,28 +201,35 @@ class Monitor:
             return {"model": {k: v.detach().clone() for k, v in self.learner.model.state_dict().items()}}
 
     def save(self) -> None:
-        """Write ``last.pt``: everything that a resumed run needs to go on as if nothing had happened. Rank 0 does it."""
-        start = time.perf_counter()
-        if not is_main():
-            self._saved = start
+        """Write ``last.pt``: everything that a resumed run needs to go on as if nothing had happened. Rank 0 does it, once a
+        step."""
+        start = self._saved = time.perf_counter()
+        if not is_main() or self._saved_step == self.progress.step:
             return
         path = save_last(self.state(), self.folder)
-        self._saved = time.perf_counter()
+        self._saved, self._saved_step = time.perf_counter(), self.progress.step
         self.record.write("save", step=self.progress.step, path=path.name, seconds=self._saved - start)
 
     def state(self) -> dict[str, Any]:
+        """All that changes in a run, as tensors and plain values."""
+        device = self.learner.precision.device
+        inside = time.perf_counter() - self._entered if self._entered is not None else 0.0
         return {
             "model": self.learner.model.state_dict(),
             "optimizer": self.learner.optimizer.state_dict(),
             "scaler": self.learner.precision.scaler.state_dict(),
             "ema": self.learner.ema.state_dict() if self.learner.ema else None,
             "rng": torch.get_rng_state(),
-            "progress": dataclasses.asdict(self.progress),
+            "cuda_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+            "parts": self.learner.parts,
+            "recomputes": bool(getattr(self.learner.model, "segspeed_recomputes", False)),
+            "progress": {**dataclasses.asdict(self.progress), "elapsed": self.progress.elapsed + inside},
             "tally": dataclasses.asdict(self.tally),
             "meter": dict(self.learner.meter.seconds),
             "clock": dict(self.clock.spent),
             "evaluation": {"spent": self.cadence.spent, "cost": self.cadence.cost},
             "first_loss": self.guard.first,
+            "health": self.health.state_dict(),
             "skipped": self.learner.precision.skipped,
         }
 
@@ -200,6 +241,11 @@ class Monitor:
         if self.learner.ema is not None:
             self.learner.ema.load_state_dict(state["ema"])
         torch.set_rng_state(state["rng"])
+        if state.get("cuda_rng") is not None and self.learner.precision.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"], self.learner.precision.device)
+        self.learner.parts = state.get("parts", 1)  # a step that did not fit into memory stays cut as it was
+        if state.get("recomputes") and not getattr(self.learner.model, "segspeed_recomputes", False):
+            apply_checkpointing(self.learner.model, "all")
         for name, value in state["progress"].items():
             setattr(self.progress, name, value)
         self.tally = Tally(**state["tally"])
@@ -207,6 +253,8 @@ class Monitor:
         self.clock.spent.update(state["clock"])
         self.cadence.spent, self.cadence.cost = state["evaluation"]["spent"], state["evaluation"]["cost"]
         self.guard.first = state["first_loss"]
+        self.health.load_state_dict(state.get("health", {}))
+        self._saved_step = self.progress.step
         self.learner.precision.skipped = state["skipped"]
 
     def _fault(self, step: Step, verdict: str) -> str:
@@ -216,9 +264,13 @@ class Monitor:
             {"image": b.image, "label": b.label, "norm": b.norm, "index": b.index, "cases": list(b.cases)}
             for b in step.batches
         ]
-        save_atomic({"step": step.number, "verdict": verdict, "batches": batches}, path)
-        self.record.write("event", name="fault", message=f"step {step.number}: {verdict}; cases {', '.join(cases)}")
+        patches = f"their raw patches are in {path}. Look at them, then"
+        try:
+            save_atomic({"step": step.number, "verdict": verdict, "batches": batches}, path)
+            self.record.write("event", name="fault", message=f"step {step.number}: {verdict}; cases {', '.join(cases)}")
+        except RunStopped as error:  # the disk is full as well; the fault is what to tell first
+            patches = f"their raw patches could not be kept ({first_line(error)}). Then"
         return (
-            f"step {step.number}: {verdict}. The cases were {', '.join(cases)}; their raw patches are in {path}. "
-            "Look at them, then lower optimizer.lr, or try precision=fp32. Checkpoints before the fault are intact."
+            f"step {step.number}: {verdict}. The cases were {', '.join(cases)}; {patches} lower optimizer.lr, or try "
+            "precision=fp32. Checkpoints before the fault are intact."
         )

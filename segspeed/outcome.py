@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,29 +15,60 @@ from segspeed.model.networks import count_parameters
 from segspeed.record.live import print_result, say
 from segspeed.record.overlays import Overlay, make_overlay, save_overlays
 from segspeed.record.report import write_report
-from segspeed.run import Run
+from segspeed.run import Run, stopped_before
 from segspeed.speed.cpus import loader_workers
 from segspeed.speed.memory import peak_memory_bytes
 from segspeed.speed.meter import verdict
 from segspeed.speed.ranks import is_main, ranks
+from segspeed.speed.signals import Interrupted
+from segspeed.types import DataError, RunStopped
 
 
 def finish_run(run: Run) -> dict[str, Any]:
     """Evaluate the last weights once, write result.json and report.html, print the table. Returns the result. Of several ranks,
-    which all evaluate, rank 0 does the rest."""
-    summary = run.evaluate(final=True)
-    if not is_main():
-        return result_of(run, summary)
-    overlays = draw_overlays(run, summary)
-    save_overlays(run.folder.path / "overlays.npz", overlays)
+    which all evaluate, rank 0 does the rest.
+
+    Raises RunStopped when a signal breaks the evaluation off or the disk takes no more (training is saved, and the same
+    command goes on with the evaluation), and DataError, once all is written, when cases could not be scored.
+    """
+    try:
+        summary = run.evaluate(final=True)
+        overlays = draw_overlays(run, summary) if is_main() else []
+    except Interrupted as broken:
+        raise stopped_before(
+            broken, "the last evaluation was done; training is complete and saved, and the same command scores it"
+        ) from None
     result = result_of(run, summary)
-    run.record.write("end", result=result)
-    write_json(run.folder.result, result)
-    report = write_report(run.folder.path)
-    print_result(result, report)
+    if is_main():
+        with disk_faults(run.folder.path):
+            save_overlays(run.folder.path / "overlays.npz", overlays)
+            run.record.write("end", result=result)
+            write_json(run.folder.result, result)
+            report = write_report(run.folder.path)
+        print_result(result, report)
+    if run.failed:
+        listed = "\n  ".join([f"{case}: {why}" for case, why in run.failed.items()][:10])
+        raise DataError(
+            f"{len(run.failed)} of {len(run.val_entries)} validation cases could not be scored:\n  {listed}\nThe others are "
+            f"scored in {run.folder.result}. Mend these; the same command then scores all of them, without training again"
+        )
+    if not is_main():
+        return result
     if summary.mean_dice is None:
         say("No validation case has any foreground, so there is no Dice. Choose another fold or mend the labels.")
     return result
+
+
+@contextmanager
+def disk_faults(folder: Path) -> Iterator[None]:
+    """Raises RunStopped for an error of the file system within the block."""
+    try:
+        yield
+    except OSError as error:
+        raise RunStopped(
+            f"a file in {folder} could not be written ({error.strerror or error}); is the disk full? Training is saved; the same "
+            "command writes what is missing"
+        ) from error
 
 
 def result_of(run: Run, summary: Summary) -> dict[str, Any]:
@@ -48,7 +81,8 @@ def result_of(run: Run, summary: Summary) -> dict[str, Any]:
         "dice": dict(summary.dice),
         "empty": dict(summary.empty),
         "interval": list(summary.interval) if summary.interval else None,
-        "cases": len(run.prepared.split.val),
+        "cases": len(summary.cases),
+        "failed": dict(run.failed),
         "train_s": trained,
         "total_s": setup + cache + trained + evaluated,
         "setup_s": setup,

@@ -64,8 +64,9 @@ def predict_cases(
     go on. Several runs are averaged over their probabilities.
     """
     output.mkdir(parents=True, exist_ok=True)
-    todo = [c for c in cases if overwrite or not output_path(output, c.id).exists()]
-    yield from (Outcome(c.id, "there") for c in cases if c not in todo)
+    there = {c.id for c in cases if not overwrite and output_path(output, c.id).exists()}
+    todo = [c for c in cases if c.id not in there]
+    yield from (Outcome(c.id, "there") for c in cases if c.id in there)
     grids = [grid_of(run.plan) for run in runs]
     with ThreadPoolExecutor(1, "read") as reader, ThreadPoolExecutor(1, "write") as writer:
         reading: Future[list[PreparedImage]] | None = None

@@ -23,10 +23,13 @@ from segspeed.data.prepare import prepare_cases
 from segspeed.data.split import choose_split
 from segspeed.memory.within import plan_within
 from segspeed.record.live import say
+from segspeed.shards import Shard
 from segspeed.speed.cpus import available_cpus
 from segspeed.types import CaseFacts, Cohort, DataError, Fingerprint, Plan, Problem, SettingError, Split
 
 T = TypeVar("T")
+ALL_SAMPLES = 2_000_000  # foreground intensities a channel that are kept of a whole cohort; a case has 2000 at most
+FEWEST_SAMPLES = 20  # of a case, however large the cohort
 BYTES_A_VOXEL = 20  # that preparing a case takes at its peak: image and label as read, cropped and resampled
 Track = Callable[[Iterable[T], int, str], Iterator[T]]  # shows progress over an iterable
 
@@ -57,10 +60,13 @@ def preparation_workers(cfg: Config, facts: Mapping[str, CaseFacts] | None = Non
 
 
 def inspect_cohort(
-    cfg: Config, cohort: Cohort, track: Track[Any], pictures: Path | None = None
+    cfg: Config, cohort: Cohort, track: Track[Any], pictures: Path | None = None, shard: Shard | None = None
 ) -> tuple[dict[str, CaseFacts], list[Problem]]:
     """Read every case once (or recall it): facts by case id, and all problems of the cohort. ``pictures`` is a folder for a
-    thumbnail of each readable case. Raises SettingError when ``data.accept`` names what cannot be accepted."""
+    thumbnail of each readable case; with a ``shard`` its cases are read first, and of the others what nobody else has read.
+    Raises SettingError when ``data.accept`` names what cannot be accepted."""
+    if cfg.cache.shard is not None and shard is None:
+        raise SettingError(f"cache.shard={cfg.cache.shard} goes with python -m data_prep.prepare; leave it out here")
     wrong = sorted(set(cfg.data.accept) - set(ACCEPTABLE))
     if wrong:
         raise SettingError(f"data.accept names {', '.join(wrong)}; what can be accepted: {', '.join(ACCEPTABLE)}")
@@ -76,11 +82,22 @@ def inspect_cohort(
         rules,
         memo=None if cfg.cache.verify else cache_root(cfg),
         workers=preparation_workers(cfg),
+        shard=shard,
     )
-    facts = {f.id: f for f in track(found, len(cohort.cases), "reading cases")}
+    samples = max(FEWEST_SAMPLES, ALL_SAMPLES // len(cohort.cases))
+    facts = {f.id: thinned(f, samples) for f in track(found, len(cohort.cases), "reading cases")}
     ordered = [facts[c.id] for c in cohort.cases]
     problems = [p for f in ordered for p in f.problems] + cohort_problems(cohort, ordered)
     return facts, [_weighed(p, cfg) for p in problems]
+
+
+def thinned(facts: CaseFacts, samples: int) -> CaseFacts:
+    """``facts`` with at most so many of its foreground intensities a channel, evenly spaced, so that those of a large cohort do
+    not fill the memory."""
+    if all(len(values) <= samples for values in facts.foreground):
+        return facts
+    kept = tuple(tuple(v[n * len(v) // samples] for n in range(min(samples, len(v)))) for v in facts.foreground)
+    return dataclasses.replace(facts, foreground=kept)
 
 
 def _weighed(problem: Problem, cfg: Config) -> Problem:
@@ -135,17 +152,30 @@ def plan_for(
     return measured, plan
 
 
-def prepare(cfg: Config, cohort: Cohort, device: str, track: Track[Any], frozen: Plan | None = None) -> Prepared:
-    """Everything up to the cache. ``frozen`` is the Plan of a run that is resumed. Raises DataError."""
-    facts, problems = inspect_cohort(cfg, cohort, track)
+def prepare(
+    cfg: Config,
+    cohort: Cohort,
+    device: str,
+    track: Track[Any],
+    frozen: Plan | None = None,
+    shard: Shard | None = None,
+) -> Prepared:
+    """Everything up to the cache. ``frozen`` is the Plan of a run that is resumed.
+
+    With a ``shard`` only its cases are built. Split, fingerprint and grid are those of the whole cohort, so that all shards, and
+    whoever comes after them, mean the same entries; what fits into ``memory.limit`` is left to the one who comes after.
+    Raises DataError.
+    """
+    facts, problems = inspect_cohort(cfg, cohort, track, shard=shard)
     refuse(problems, "python -m data_prep.check with the same data settings")
     split = split_for(cfg, cohort, facts)
     measured, plan = plan_for(cfg, cohort, facts, split, device)
     if frozen is not None:
         plan = frozen
-    elif cfg.memory.limit is not None:
+    elif cfg.memory.limit is not None and shard is None:
         plan = plan_within(cfg, cohort, measured, torch.device(device), say)
     wanted = [i for part in (split.train, split.val) for i in part]
+    wanted = shard.own(wanted) if shard else wanted
     subset = dataclasses.replace(cohort, cases=tuple(cohort.case(i) for i in wanted))
     done = list(
         track(

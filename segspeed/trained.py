@@ -37,9 +37,20 @@ class TrainedRun:
     predictor: Predictor
 
 
-def load_run(folder: Path, how: InferenceConfig, device: torch.device) -> TrainedRun:
-    """The network of a run with its last (averaged) or best weights. Raises DataError when the folder holds no run, or names
-    objects of packages that are not trusted."""
+@dataclass(frozen=True)
+class StoredRun:
+    """What a run folder says of a run, its weights not loaded. ``precision`` is the one it was trained in."""
+
+    folder: Path
+    cfg: Config
+    precision: str
+    cohort: Cohort
+    split: Split
+    plan: Plan
+
+
+def read_run(folder: Path) -> StoredRun:
+    """The settings, data and Plan of a run. Raises DataError when the folder holds none."""
     paths = RunFolder(folder)
     if folder.is_file():
         raise DataError(f"{folder} is a file; name the run folder that holds it")
@@ -55,15 +66,23 @@ def load_run(folder: Path, how: InferenceConfig, device: torch.device) -> Traine
         raise DataError(f"{folder} holds no run: {Path(str(error.filename)).name} is missing") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} holds a damaged run ({type(error).__name__}: {first_line(error)})") from error
+    return StoredRun(folder, cfg, trained_in, cohort, split, plan)
+
+
+def load_run(folder: Path, how: InferenceConfig, device: torch.device) -> TrainedRun:
+    """The network of a run with its last (averaged) or best weights. Raises DataError when the folder holds no run, or names
+    objects of packages that are not trusted."""
+    run = read_run(folder)
+    cfg, cohort, plan = run.cfg, run.cohort, run.plan
     refuse_strangers(cfg.model.model_dump(by_alias=True), how.trust, folder)
-    precision = Precision(trained_in if how.precision == "run" else how.precision, device)
+    precision = Precision(run.precision if how.precision == "run" else how.precision, device)
     bare = cfg.model_copy(update={"memory": cfg.memory.model_copy(update={"checkpointing": "none"}), "compile": False})
     model = build.network_from(bare, plan, cohort, precision)
     _load_weights(model, folder, how.weights)
     axes = tuple(axis for axis, p in enumerate(cfg.augment.flip.probability) if p > 0) if how.mirror else ()
     window = Window(plan.patch, how.overlap, how.windows)
     predictor = Predictor(model.eval(), window, precision, cohort.table, axes, build.output_pairs(cfg.data, cohort))
-    return TrainedRun(folder, cohort, split, plan, predictor)
+    return TrainedRun(folder, cohort, run.split, plan, predictor)
 
 
 def load_runs(folders: str | tuple[str, ...], how: InferenceConfig, device: torch.device) -> list[TrainedRun]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,21 +14,28 @@ import torch
 
 from segspeed import build
 from segspeed.config import Config
+from segspeed.data.cache import CacheEntry
+from segspeed.data.wholeness import refuse_shortened, remove_abandoned
 from segspeed.engine import Learner
 from segspeed.jsonio import read_json, write_json
 from segspeed.loader.torch_loader import worker_death
 from segspeed.model.networks import count_parameters
-from segspeed.outcome import finish_run
+from segspeed.outcome import disk_faults, finish_run
 from segspeed.preparation import Prepared, prepare
 from segspeed.record.live import say, silence, track
+from segspeed.record.report import write_report
 from segspeed.record.run_folder import RunFolder, choose_folder, differing_keys
 from segspeed.record.run_record import RunRecord
+from segspeed.record.versions import git_changes
 from segspeed.run import Run
 from segspeed.speed.clock import Clock
 from segspeed.speed.precision import Precision, choose_precision
-from segspeed.speed.ranks import first, is_main, joined, same
+from segspeed.speed.ranks import first, is_main, joined, rank, ranks, same
 from segspeed.speed.signals import catch_stop_signals
 from segspeed.types import Cohort, DataError, Plan, RunStopped, first_line
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LOST = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited", "nccl")
 
 
 def train(cfg: Config) -> dict[str, Any]:
@@ -47,6 +56,8 @@ def train(cfg: Config) -> dict[str, Any]:
         def open_folder() -> RunFolder | None:
             if not is_main():
                 return None
+            if cfg.run.name is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+                say("warning: torchrun starts the processes again where one dies; without run.name that is a new run")
             chosen = choose_folder(cfg.run.root, cohort.folder_name, cfg.run.name)
             held.enter_context(chosen.locked())
             return chosen
@@ -54,9 +65,9 @@ def train(cfg: Config) -> dict[str, Any]:
         opened = first(open_folder)
         folder = RunFolder(Path(same(str(opened.path) if opened else "")))
         frozen = first(lambda: reopen(folder, cfg))
-        if folder.finished:
-            say(f"This run is already complete: {folder.result}. For a longer one choose another run.name.")
-            return json.loads(folder.result.read_text(encoding="utf-8"))
+        result = first(lambda: complete(folder))
+        if result is not None:
+            return result
         return train_in(folder, cfg, cohort, device, frozen, clock)
 
 
@@ -80,35 +91,72 @@ def train_in(
         say(build.scaling_text(cfg, prepared.plan, learner))
     with catch_stop_signals() as stop:
         run = Run(cfg, prepared, learner, folder, record, clock, stop)
-        with advice():
+        with advice([prepared.entries[i] for i in prepared.split.train]):
             run.go()
-    return finish_run(run)
+            return finish_run(run)
+
+
+def complete(folder: RunFolder) -> dict[str, Any] | None:
+    """The result of a run that is complete, whose report is written where it is missing; None for any other."""
+    if not folder.finished:
+        return None
+    if is_main():
+        say(f"This run is already complete: {folder.result}. For a longer one choose another run.name.")
+        if not (folder.path / "report.html").exists():
+            with disk_faults(folder.path):
+                write_report(folder.path)
+    return folder.outcome()
 
 
 def prepare_once(cfg: Config, cohort: Cohort, device: torch.device, frozen: Plan | None) -> Prepared:
     """`prepare` by rank 0; the others then find its cache and take its Plan."""
-    prepared = first(lambda: prepare(cfg, cohort, device.type, track, frozen) if is_main() else None)
+
+    def by_main() -> Prepared | None:
+        if not is_main():
+            return None
+        remove_abandoned(build.cache_root(cfg) / cohort.folder_name)
+        return prepare(cfg, cohort, device.type, track, frozen)
+
+    prepared = first(by_main)
     plan = same(prepared.plan if prepared else None)
     return prepared or prepare(cfg, cohort, device.type, track, plan)
 
 
 @contextmanager
-def advice() -> Iterator[None]:
-    """Faults that the machine brings in are answered with what to change: no memory left, a dead loader process."""
+def advice(entries: Iterable[CacheEntry] = ()) -> Iterator[None]:
+    """Faults that the machine brings in are answered with what to change: no memory left, a dead loader process, a full disk,
+    another rank that ended. ``entries`` are those that training reads."""
     try:
         yield
     except RunStopped:
         raise
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise RunStopped(
+            f"{error}: the disk is full. What was saved before is intact; make room, then go on"
+        ) from error
     except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError, as is the CPU's
         died = worker_death(error) if isinstance(error, RuntimeError) else None
         if died is not None:
+            refuse_shortened(entries)  # what a map reads beyond the end of its file ends the process that reads it
             raise died from error
+        if ranks() > 1 and is_lost_rank(error):
+            raise RunStopped(
+                f"rank {rank()} ends, since another rank did ({first_line(error)}). Its message, or what killed it, tells why; the "
+                "same command goes on from the last checkpoint"
+            ) from error
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
             raise
         raise RunStopped(
             f"out of memory ({first_line(error)}). In this order: a smaller plan.batch with train.accumulate to make up for it; "
             "memory.checkpointing=all; a smaller plan.patch; or memory.limit, which chooses all three"
         ) from error
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Whether torch.distributed tells that the process at the other end is gone."""
+    return any(text in str(error).lower() for text in LOST)
 
 
 def reopen(folder: RunFolder, cfg: Config) -> tuple[str, Plan] | None:
@@ -141,6 +189,8 @@ def write_start(folder: RunFolder, cfg: Config, prepared: Prepared, precision: s
     write_json(folder.path / "fingerprint.json", prepared.fingerprint)
     write_json(folder.path / "split.json", prepared.split)
     write_json(folder.path / "data.json", data_of(prepared))
+    if changes := git_changes(Path(__file__).parent):
+        (folder.path / "changes.diff").write_bytes(changes)  # its SHA-256 stands in the record
     settings = {"config": cfg.model_dump(mode="json", by_alias=True), "precision": precision}
     write_json(folder.config, settings)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -167,11 +168,12 @@ class Cohort:
         """The name as one folder: it may come from a file that somebody else wrote."""
         return re.sub(r"[\\/:\0]|^\.+$", "_", self.name) or "cohort"
 
+    @cached_property
+    def _by_id(self) -> Mapping[str, Case]:
+        return {case.id: case for case in reversed(self.cases)}  # the first of two with one id
+
     def case(self, case_id: str) -> Case:
-        for case in self.cases:
-            if case.id == case_id:
-                return case
-        raise KeyError(case_id)
+        return self._by_id[case_id]
 
 
 @dataclass(frozen=True)

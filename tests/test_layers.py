@@ -13,7 +13,7 @@ PACKAGE = ROOT / "segspeed"
 
 # Lowest first. Rooms of one set do not import each other.
 LAYERS = [
-    {"types"},
+    {"types", "shards"},
     {"config", "jsonio", "streams"},
     {"config_inference"},
     {"data", "augment", "model", "metric", "speed", "record", "validate"},
@@ -24,12 +24,13 @@ LAYERS = [
     {"build", "ceiling"},
     {"memory"},
     {"preparation", "monitor", "trained", "inputs"},
-    {"prediction", "stamp"},
+    {"prediction", "stamp", "folds"},
     {"benchmarks"},
     {"run"},
     {"outcome"},
     {"training"},
-    {"train", "bench", "predict", "evaluate", "plan"},
+    {"proof"},
+    {"ladder", "speedrun", "train", "bench", "predict", "evaluate", "plan"},
 ]
 RANK = {room: n for n, rooms in enumerate(LAYERS) for room in rooms}
 

@@ -89,13 +89,10 @@ def _guesses(cohort: Cohort, facts: Sequence[CaseFacts]) -> list[Problem]:
             )
             found.append(Problem("", "", SEVERITY["maybe-one-patient"], "maybe-one-patient", text))
     has = {name: {f.id for f in facts if f.class_voxels.get(name)} for name in cohort.labels}
+    readable = sum(f.shape != (0, 0, 0) for f in facts)
     for a, b in itertools.combinations([n for n, ids in has.items() if ids], 2):
-        together = has[a] | has[b]
-        if (
-            not has[a] & has[b]
-            and len(together) >= 4
-            and len(together) == sum(bool(f.shape != (0, 0, 0)) for f in facts)
-        ):
+        # counted first: the sets of most pairs need not be looked at
+        if len(has[a]) + len(has[b]) == readable >= 4 and has[a].isdisjoint(has[b]):
             text = (
                 f"every case has either {a} or {b}, none both: one structure under two values? Merge them with "
                 f"data.classes={{NAME: [{a}, {b}]}}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from segspeed.data.pool import run_jobs
 from segspeed.data.preprocess import AIR_HU, content_box, is_ct, label_on_grid, share_outside
 from segspeed.data.thumbnail import save_thumbnail
 from segspeed.jsonio import from_plain, to_plain
+from segspeed.shards import Shard
 from segspeed.types import Case, CaseFacts, Cohort, LabelTable, Problem, Severity
 
 FORMAT = 3  # of the memo; raise it when CaseFacts or a rule changes
@@ -293,14 +295,19 @@ def _foreground(
     return {name: int(counts[i + 1]) for i, name in enumerate(labels.classes)}, values
 
 
-def inspect_cases(cohort: Cohort, rules: Rules, *, memo: Path | None, workers: int) -> Iterator[CaseFacts]:
+def inspect_cases(
+    cohort: Cohort, rules: Rules, *, memo: Path | None, workers: int, shard: Shard | None = None
+) -> Iterator[CaseFacts]:
     """Facts of every case as they come in, remembered under ``memo`` so that unchanged files are not read again.
 
+    With a ``shard`` its own cases are read first. Of the others, those are read that no other process on this cohort has read
+    by then: all facts are there at the end, whether the other shards run beside this one, are late or have died.
     Raises DataError when a worker process dies (most often for want of memory).
     """
-    store = Memo(memo / "inspected.jsonl" if memo is not None else None)
+    name = f"inspected-{shard.file_name}.jsonl" if shard else "inspected.jsonl"
+    store = Memo(memo / name if memo is not None else None, beside="inspected*.jsonl")
     todo: list[tuple[Case, str | None]] = []
-    for case in cohort.cases:
+    for case in shard.own(cohort.cases) if shard else cohort.cases:
         key = _memo_key(case, rules)
         facts = _recalled(store, key)
         if facts is not None and (rules.pictures is None or _drawn(facts, rules.pictures)):
@@ -314,6 +321,34 @@ def inspect_cases(cohort: Cohort, rules: Rules, *, memo: Path | None, workers: i
         if key is not None:
             store.put(key, to_plain(facts))
         yield facts
+    if shard is not None:
+        yield from _of_others(shard.rest(cohort.cases), rules, store, workers)
+
+
+def _of_others(cases: Sequence[Case], rules: Rules, store: Memo, workers: int) -> Iterator[CaseFacts]:
+    """Facts of the other shards' cases: looked up at the last moment before one would be read here."""
+    recalled: deque[CaseFacts] = deque()
+    keys: list[str | None] = []
+
+    def missing() -> Iterator[tuple[Case, Rules]]:
+        for case in cases:
+            store.refresh()
+            key = _memo_key(case, rules)
+            facts = _recalled(store, key)
+            if facts is None:
+                keys.append(key)
+                yield case, rules
+            else:
+                recalled.append(facts)
+
+    for number, facts in run_jobs(inspect_case, missing(), workers, "reads cases"):
+        key = keys[number]
+        if key is not None:
+            store.put(key, to_plain(facts))
+        yield facts
+        while recalled:
+            yield recalled.popleft()
+    yield from recalled
 
 
 def _recalled(store: Memo, key: str | None) -> CaseFacts | None:

@@ -166,8 +166,9 @@ def _features(levels: int, kind: str, overrides: PlanConfig, why: dict[str, str]
             )
         why["features"] = "set by hand"
         return tuple(overrides.features)
-    first = FIRST_FEATURES[kind]
-    why["features"] = f"{first} on {kind}, doubled a level, at most {MAX_FEATURES}"
+    first = FIRST_FEATURES[kind] if overrides.width == "auto" else int(overrides.width)
+    by = f"on {kind}" if overrides.width == "auto" else "as set by plan.width"
+    why["features"] = f"{first} {by}, doubled a level, at most {MAX_FEATURES}"
     return tuple(min(first * 2**level, MAX_FEATURES) for level in range(levels))
 
 

@@ -3,36 +3,50 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
 from types import FrameType
 from typing import Any, TypeVar
 
 from segspeed.types import DataError
 
 T = TypeVar("T")
+AHEAD = 4  # jobs a process that are handed out before one of them is done
 
 
 def run_jobs(
-    function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], workers: int, what: str
+    function: Callable[..., T], jobs: Iterable[tuple[Any, ...]], workers: int, what: str
 ) -> Iterator[tuple[int, T]]:
     """(number of the job, result) as the jobs finish; in this process where ``workers`` is 1.
 
-    Raises DataError when a process is killed, most often for want of memory; ``what`` says what they do.
+    Jobs are taken from ``jobs`` as there is room for them, a few a process ahead, and results are let go once they are given
+    out: memory does not grow with their number. Raises DataError when a process is killed, most often for want of memory;
+    ``what`` says what they do.
     """
+    numbered = enumerate(jobs)
     if workers <= 1:
-        for number, job in enumerate(jobs):
+        for number, job in numbered:
             yield number, function(*job)
+        return
+    begun = next(numbered, None)
+    if begun is None:
         return
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet)
     try:
-        waiting = {pool.submit(function, *job): number for number, job in enumerate(jobs)}
-        for done in as_completed(waiting):
-            yield waiting[done], done.result()
+        todo = chain([begun], numbered)
+        waiting = {pool.submit(function, *job): number for number, job in islice(todo, AHEAD * workers)}
+        while waiting:
+            for done in wait(waiting, return_when=FIRST_COMPLETED).done:
+                number = waiting.pop(done)
+                waiting |= {pool.submit(function, *job): n for n, job in islice(todo, 1)}
+                yield number, done.result()
         pool.shutdown()
     except BrokenProcessPool as error:
         raise DataError(
@@ -48,6 +62,15 @@ def _quiet() -> None:
     """In a worker: Ctrl-C is the parent's to answer; SIGTERM leaves through the finally blocks, which clean up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """A parent that was killed tells nobody; its children would work on, or wait, for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -17,6 +17,7 @@ from segspeed.augment.intensity import blur_radius
 from segspeed.augment.spatial import voxel_matrices
 from segspeed.config import AugmentConfig
 from segspeed.data.sampling import PatchSampler, Turn
+from segspeed.data.wholeness import refuse_shortened
 from segspeed.speed.cpus import available_cpus
 from segspeed.types import Batch, DataError, RunStopped, Shape3, Triple
 
@@ -38,6 +39,7 @@ class SampleSource:
 
     def sample(self, index: int) -> tuple[np.ndarray, ...]:
         """Inputs of the graph in the order of `segspeed.loader.dali_graph.INPUTS`."""
+        refuse_shortened([self.sampler.entries[self.sampler.draw(index)[0]]])
         number, image, label = self.sampler.read(index)
         channels = len(image)
         p = draw(self.augment, seed=self.seed, indices=[index], channels=channels)

@@ -1,4 +1,5 @@
-"""Patches made the ordinary way: MONAI's dictionary transforms in CPU processes, from NIfTI files or MONAI's CacheDataset.
+"""Patches made the ordinary way: MONAI's dictionary transforms in CPU processes, from NIfTI files, MONAI's CacheDataset, or the
+memory-mapped cache.
 
 The honest baseline to measure the other loaders by, and the door for those who bring their own `monai.transforms.Compose`.
 """
@@ -14,7 +15,7 @@ from torch.utils.data import Dataset
 
 from segspeed.config import AugmentConfig
 from segspeed.data.sampling import PatchSampler, epoch_order
-from segspeed.loader.torch_loader import TorchLoader
+from segspeed.loader.torch_loader import PatchDataset, TorchLoader
 from segspeed.streams import AUGMENTATION, stream
 from segspeed.types import Batch, Case, DataError, LabelTable, SettingError, Shape3, Triple
 
@@ -44,34 +45,47 @@ class MonaiLoader(TorchLoader):
         swap_on_flip: Sequence[tuple[int, int]] = (),
         transforms: Callable[[Any], Any] | None = None,
         samples: int | None = None,
-        cache: Literal["none", "ram"] = "none",
+        cache: Literal["none", "ram", "mmap"] = "none",
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
         """``transforms`` takes {"image": [paths], "label": path, "norm": (C, 4) array, "case": id} and gives a dictionary,
         or a list of ``samples`` of them, with image ``(C, i, j, k)`` and label ``(1, i, j, k)`` in the file's values;
         None takes `segspeed.loader.monai_recipe.recipe`. ``samples`` patches come of a volume (None: the largest divisor
-        of the batch up to 4). ``cache`` "ram" keeps what the deterministic transforms made (MONAI's CacheDataset).
+        of the batch up to 4). ``cache`` "ram" keeps what the deterministic transforms made (MONAI's CacheDataset); "mmap" reads
+        patches from the memory-mapped cache and leaves MONAI its random transforms, so that it goes with the recipe only.
 
         Raises SettingError when these do not go together.
         """
+        if cache not in ("none", "ram", "mmap"):
+            raise SettingError(
+                f"loader.cache={cache}: choose none (decode each time), ram (MONAI's CacheDataset) or mmap"
+            )
+        if cache == "mmap" and (transforms is not None or samples is not None):
+            raise SettingError(
+                "loader.cache=mmap cuts patches itself: it takes no loader.transforms and no loader.samples"
+            )
         per_volume = samples or max(n for n in range(1, MOST_SAMPLES + 1) if batch % n == 0)
         if batch % per_volume:
             raise SettingError(
                 f"loader.samples={per_volume} does not divide the batch of {batch} patches (plan.batch); "
                 "a volume would be decoded for two batches"
             )
-        if cache not in ("none", "ram"):
-            raise SettingError(f"loader.cache={cache}: choose none (decode each time) or ram (MONAI's CacheDataset)")
         own = transforms is None
-        if own:
+        if cache == "mmap":
+            from segspeed.loader.monai_recipe import random_part
+
+            self._dataset: Dataset[Batch] = MonaiPatches(sampler, random_part(augment, patch, swap_on_flip))
+        elif own:
             from segspeed.loader.monai_recipe import recipe
 
             transforms = recipe(
                 labels=labels, spacing=spacing, patch=patch, samples=per_volume, foreground=sampler.foreground,
                 augment=augment, swap_on_flip=swap_on_flip,
             )  # fmt: skip
-        self._dataset = MonaiDataset(sampler, cases, None if own else labels, patch, per_volume, transforms, cache)
+        if cache != "mmap":
+            own_labels = None if own else labels
+            self._dataset = MonaiDataset(sampler, cases, own_labels, patch, per_volume, transforms, cache)
         super().__init__(
             sampler, batch=batch, first=first, workers=workers, prefetch=prefetch, pin_memory=pin_memory, timeout=timeout,
             rank=rank, ranks=ranks,
@@ -81,8 +95,32 @@ class MonaiLoader(TorchLoader):
         return self._dataset
 
     def _cases(self, samples: Sequence[int]) -> list[str]:
+        if not isinstance(self._dataset, MonaiDataset):
+            return super()._cases(samples)
         visits = {i // self._dataset.samples for i in samples}
         return sorted({self._dataset.cases[self._dataset.number(v)].id for v in visits})
+
+
+class MonaiPatches(PatchDataset):
+    """Sample numbers in, one augmented `Batch` on the CPU out: patches from the memory-mapped cache, through MONAI's random
+    transforms, whose random numbers are a function of (seed, sample)."""
+
+    def __init__(self, sampler: PatchSampler, transforms: Any) -> None:
+        super().__init__(sampler)
+        self.transforms = transforms
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        raw = super().__getitems__(indices)
+        made = [self._augmented(raw, row, index) for row, index in enumerate(indices)]
+        images, labels = zip(*made, strict=True)
+        return Batch(torch.stack(images), torch.stack(labels), raw.norm, raw.index, raw.cases)
+
+    def _augmented(self, raw: Batch, row: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """image ``(C, D, H, W)`` and label ``(D, H, W)`` of one patch."""
+        self.transforms.set_random_state(int(stream(self.sampler.seed, index, AUGMENTATION).integers(2**32)))
+        found = self.transforms({"image": raw.image[row], "label": raw.label[row][None], "norm": raw.norm[row]})
+        image, label = (torch.as_tensor(found[key]) for key in ("image", "label"))
+        return _plain(image).float().contiguous(), _plain(label)[0].to(torch.int16).contiguous()
 
 
 class MonaiDataset(Dataset[Batch]):
@@ -166,8 +204,13 @@ class MonaiDataset(Dataset[Batch]):
 
 def _turned(volume: torch.Tensor) -> torch.Tensor:
     """``(C, i, j, k)`` to ``(C, D, H, W)``, without MONAI's wrapping."""
-    plain = volume.as_tensor() if hasattr(volume, "as_tensor") else volume
-    return plain.permute(0, 3, 2, 1).contiguous()
+    return _plain(volume).permute(0, 3, 2, 1).contiguous()
+
+
+def _plain(volume: torch.Tensor) -> torch.Tensor:
+    """Without MONAI's wrapping."""
+    plain: torch.Tensor = volume.as_tensor() if hasattr(volume, "as_tensor") else volume
+    return plain
 
 
 def _innermost(error: BaseException) -> str:

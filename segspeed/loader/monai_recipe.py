@@ -87,6 +87,18 @@ def random_transforms(
     ]
 
 
+def random_part(augment: AugmentConfig, patch: Shape3, swap_on_flip: Sequence[tuple[int, int]] = ()) -> mt.Compose:
+    """Normalisation and the random transforms on ``{"image": (C, D, H, W), "label": (1, D, H, W), "norm": (C, 4)}``, cut to
+    ``patch`` in the end."""
+    return mt.Compose(
+        [
+            Normalised(),
+            *random_transforms(augment, swap_on_flip=swap_on_flip),
+            mt.CenterSpatialCropd(BOTH, roi_size=patch),
+        ]
+    )
+
+
 def _around_one(factors: tuple[float, float]) -> tuple[float, float]:
     """MONAI's intensity factors are what is added to 1."""
     return (factors[0] - 1, factors[1] - 1)

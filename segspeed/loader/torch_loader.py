@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -13,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from segspeed.data.sampling import PatchSampler, Turn
+from segspeed.data.wholeness import refuse_shortened
 from segspeed.speed.descriptors import ensure_open_files, too_many_open_files
 from segspeed.types import Batch, DataError, RunStopped
 
@@ -32,6 +36,7 @@ class PatchDataset(Dataset[Batch]):
         """Reads a whole batch into one array, so that no second copy is made to collate it."""
         images = np.empty((len(indices), len(self.sampler.norms[0]), *self.sampler.patch), dtype=np.float32)
         labels = np.empty((len(indices), *self.sampler.patch), dtype=np.int16)
+        refuse_shortened(self.sampler.entries[self.sampler.draw(index)[0]] for index in indices)
         numbers = [self.sampler.read_into(index, images[row], labels[row]) for row, index in enumerate(indices)]
         norm = np.stack([self.sampler.norms[n] for n in numbers])
         return Batch(
@@ -52,6 +57,22 @@ class BatchIndices(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         for place in count():
             yield list(self.turn.numbers(place))
+
+
+def outlive_signals(worker: int) -> None:
+    """In a loader process: a scheduler sends SIGTERM to every process of a job, and the main one still needs batches until its
+    step is done and saved. Only the main process's own SIGTERM ends this one."""
+    if not hasattr(signal, "sigwaitinfo"):  # macOS; no scheduler there
+        return
+    parent = os.getppid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def answer() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=answer, daemon=True, name="signals").start()
 
 
 def _as_is(batch: Batch) -> Batch:
@@ -102,6 +123,7 @@ class TorchLoader:
             pin_memory=pin_memory,
             prefetch_factor=prefetch if workers else None,
             persistent_workers=workers > 0,
+            worker_init_fn=outlive_signals,
             timeout=timeout if workers else 0,
         )
 

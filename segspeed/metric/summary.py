@@ -9,6 +9,8 @@ import numpy as np
 
 Scores = Mapping[str, Mapping[str, float | None]]  # case -> class -> Dice, None where both maps are empty
 
+DRAWN_AT_ONCE = 2_000_000  # values of a bootstrap held in memory
+
 EMPTY_POLICY = (
     "A class absent from reference and prediction of a case is left out of the mean and counted; "
     "one present in only one of them scores 0."
@@ -47,18 +49,22 @@ def summarise(cases: Scores, *, resamples: int = 2000, seed: int = 0) -> Summary
 
 
 def _bootstrap(table: np.ndarray, resamples: int, seed: int) -> tuple[float, float] | None:
-    """Percentile interval of the mean of class means, cases drawn with replacement (Efron 1979)."""
+    """Percentile interval of the mean of class means, cases drawn with replacement (Efron 1979). A few resamples at a time:
+    memory does not grow with their number times that of the cases."""
     if len(table) < 2 or not (~np.isnan(table)).any():
         return None
     rng = np.random.default_rng(seed)
-    drawn = table[rng.integers(0, len(table), (resamples, len(table)))]
-    known = ~np.isnan(drawn)
-    count = known.sum(1)
-    sums = np.where(known, drawn, 0.0).sum(1)
-    per_class = np.divide(sums, count, out=np.full(sums.shape, np.nan), where=count > 0)
-    has = ~np.isnan(per_class)
-    means = np.where(has, per_class, 0.0).sum(1)[has.any(1)] / has.sum(1)[has.any(1)]
-    low, high = np.percentile(means, [2.5, 97.5])
+    means: list[np.ndarray] = []
+    rows = max(1, DRAWN_AT_ONCE // table.size)
+    for start in range(0, resamples, rows):
+        drawn = table[rng.integers(0, len(table), (min(rows, resamples - start), len(table)))]
+        known = ~np.isnan(drawn)
+        count = known.sum(1)
+        sums = np.where(known, drawn, 0.0).sum(1)
+        per_class = np.divide(sums, count, out=np.full(sums.shape, np.nan), where=count > 0)
+        has = ~np.isnan(per_class)
+        means.append(np.where(has, per_class, 0.0).sum(1)[has.any(1)] / has.sum(1)[has.any(1)])
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
     return float(low), float(high)
 
 

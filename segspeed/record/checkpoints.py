@@ -28,12 +28,24 @@ def save_atomic(state: Any, path: Path, *, keep: Path | None = None) -> None:
         if keep is not None and path.exists() and _readable(path):
             os.replace(path, keep)
         os.replace(temporary, path)
+        _sync_folder(path.parent)
     except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
         raise RunStopped(
             f"{path} could not be written ({first_line(error)}); is the disk full? What was saved before is intact"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename outlives a power cut once the folder is synced."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:  # some network file systems sync no folders; the file itself is on the disk
+        pass
+    finally:
+        os.close(handle)
 
 
 def save_last(state: Any, folder: Path) -> Path:

@@ -25,7 +25,8 @@ def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Any]]:
+def blank(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Any]]:
+    """A figure (inches) that reads in light and dark, and its axes, row by row."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -47,7 +48,7 @@ def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tup
     return figure, axes
 
 
-def _svg(figure: Figure) -> str:
+def svg_text(figure: Figure) -> str:
     """SVG text that scales to its box."""
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
@@ -55,9 +56,10 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def _legend(axis: Any) -> None:
-    legend = axis.legend(frameon=False, fontsize=9)
-    for text in legend.get_texts():
+def legend(axis: Any) -> None:
+    """A legend in the picture's own ink."""
+    shown = axis.legend(frameon=False, fontsize=9)
+    for text in shown.get_texts():
         text.set_color(INK)
 
 
@@ -66,7 +68,7 @@ def dice_against_time(events: Events) -> str | None:
     found = [e for e in events if e["kind"] == "evaluation"]
     if not found:
         return None
-    figure, (axis,) = _figure(8, 4)
+    figure, (axis,) = blank(8, 4)
     minutes = [e["train_s"] / 60 for e in found]
     for number, name in enumerate(found[-1]["dice"]):
         values = [np.nan if e["dice"].get(name) is None else e["dice"][name] for e in found]
@@ -74,8 +76,8 @@ def dice_against_time(events: Events) -> str | None:
     means = [np.nan if e["mean_dice"] is None else e["mean_dice"] for e in found]
     axis.plot(minutes, means, color=INK, linewidth=2.4, marker="o", markersize=4, label="mean")
     axis.set(xlabel="training time (minutes)", ylabel="Dice, whole volumes", ylim=(0, 1), xlim=(0, None))
-    _legend(axis)
-    return _svg(figure)
+    legend(axis)
+    return svg_text(figure)
 
 
 def training_curves(events: Events) -> str | None:
@@ -84,7 +86,7 @@ def training_curves(events: Events) -> str | None:
     if len(steps) < 2:
         return None
     minutes = [e["train_s"] / 60 for e in steps]
-    figure, axes = _figure(8, 4.6, columns=2, rows=2)
+    figure, axes = blank(8, 4.6, columns=2, rows=2)
     series = (
         ("loss", "loss", 1.0),
         ("lr", "learning rate", 1.0),
@@ -101,7 +103,7 @@ def training_curves(events: Events) -> str | None:
             axis.set_ylim(0, None)
     for axis in axes[2:]:
         axis.set_xlabel("training time (minutes)")
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
@@ -116,7 +118,7 @@ def dice_per_case(evaluation: Mapping[str, Any]) -> str | None:
     rows = [[(case, s[n]) for case, s in evaluation["cases"].items() if s.get(n) is not None] for n in names]
     if not any(rows):
         return None
-    figure, (axis,) = _figure(8, 0.7 * len(names) + 1.2)
+    figure, (axis,) = blank(8, 0.7 * len(names) + 1.2)
     rng = np.random.default_rng(0)
     for number, points in enumerate(rows):
         if not points:
@@ -132,7 +134,7 @@ def dice_per_case(evaluation: Mapping[str, Any]) -> str | None:
         )
     axis.set_yticks(range(len(names)), names)
     axis.set(xlabel="Dice, one point a case; the bar is the median", xlim=(None, 1.0), ylim=(len(names) - 0.5, -0.6))
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def _thick(plane: np.ndarray) -> np.ndarray:
@@ -143,7 +145,7 @@ def _thick(plane: np.ndarray) -> np.ndarray:
 def overlay_picture(overlay: Overlay) -> str:
     """Base64 PNG: axial, coronal and sagittal slice, reference filled, prediction outlined. Superior or anterior is up
     and the patient's right is on the right (neurological convention), which is how (D, H, W) arrays lie."""
-    figure, axes = _figure(9, 3.4, columns=3)
+    figure, axes = blank(9, 3.4, columns=3)
     low, high = np.percentile(np.concatenate([i.ravel() for i in overlay.image]), [1, 99])
     d, h, w = overlay.spacing
     aspect = (h / w, d / w, d / h)

@@ -56,30 +56,35 @@ def page(events: Sequence[Mapping[str, Any]], result: Mapping[str, Any] | None, 
         f"<h1>{escape(title)}</h1>",
         f"<p class='soft'>{escape(_subtitle(start, result, last))}</p>",
         _cards(result, last),
-        _figure(
+        picture(
             "Dice against wall clock",
             figures.dice_against_time(events),
             "Whole validation volumes on their original grid, each class apart, against minutes of training.",
         ),
     ]
     if last is not None:
-        body += [_classes(last), _figure("Cases", figures.dice_per_case(last), "Dice of each validation case.")]
+        body += [_classes(last), picture("Cases", figures.dice_per_case(last), "Dice of each validation case.")]
     body += [
         overlay_figures(
             "Best, median and worst case",
             load_overlays(run_dir / "overlays.npz"),
             start.get("classes") or (list(last["dice"]) if last else []),
         ),
-        _figure("Training", figures.training_curves(events), "Loss, learning rate, throughput and memory over time."),
+        picture("Training", figures.training_curves(events), "Loss, learning rate, throughput and memory over time."),
         _events(events),
-        _details("Configuration", start.get("config")),
-        _details("Plan, with the rule behind each value", start.get("plan")),
-        _details("Versions and hardware", start.get("versions")),
+        details("Configuration", start.get("config")),
+        details("Plan, with the rule behind each value", start.get("plan")),
+        details("Versions and hardware", start.get("versions")),
     ]
+    return document(title, body)
+
+
+def document(title: str, body: Sequence[str], style: str = "") -> str:
+    """A whole page: one file, no network, light and dark."""
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width,initial-scale=1'>"
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head><body><main>{''.join(body)}</main></body></html>\n"
     )
 
 
@@ -100,6 +105,8 @@ def _cards(result: Mapping[str, Any] | None, last: Mapping[str, Any] | None) -> 
         if last.get("interval"):
             note += "; 95 % interval {:.3f} to {:.3f}".format(*last["interval"])
         cards.append(("first", _number(last["mean_dice"]), note))
+    if result is not None and result.get("failed"):
+        cards.append(("", str(len(result["failed"])), "validation cases that could not be scored; see the notes"))
     if result is not None:
         cards += [
             ("", _time(result["train_s"]), "of training"),
@@ -112,11 +119,13 @@ def _cards(result: Mapping[str, Any] | None, last: Mapping[str, Any] | None) -> 
     return f"<div class='cards'>{inner}</div>"
 
 
-def _figure(title: str, svg: str | None, caption: str) -> str:
+def picture(title: str, svg: str | None, caption: str) -> str:
+    """A picture under its heading, with its caption as alternative text; "" without one."""
     if svg is None:
         return ""
     labelled = svg.replace("<svg", f"<svg role='img' aria-label='{escape(caption, quote=True)}'", 1)
-    return f"<h2>{escape(title)}</h2><figure>{labelled}<figcaption>{escape(caption)}</figcaption></figure>"
+    head = f"<h2>{escape(title)}</h2>" if title else ""
+    return f"{head}<figure>{labelled}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def _classes(last: Mapping[str, Any]) -> str:
@@ -172,7 +181,8 @@ def _events(events: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _details(title: str, value: Any) -> str:
+def details(title: str, value: Any) -> str:
+    """Plain values as JSON, folded away under ``title``; "" without any."""
     if not value:
         return ""
     text = json.dumps(value, indent=2, ensure_ascii=False)

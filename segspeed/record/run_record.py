@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from segspeed.types import RunStopped
+
 
 class RunRecord:
     """Append events to ``path``, or nowhere without one. ``t`` is seconds since the record began, over all sessions of the
@@ -23,15 +25,25 @@ class RunRecord:
             _end_torn_line(path)
 
     def write(self, kind: str, **fields: Any) -> None:
-        """One event. Numbers that JSON lacks (NaN, infinity) are written as null."""
+        """One event. Numbers that JSON lacks (NaN, infinity) are written as null.
+
+        Raises RunStopped when the disk does not take it; a part of a line that it did take is cut off by the next session.
+        """
         if self.path is None:
             return
         line = {"t": round(time.monotonic() - self._begin, 3), "kind": kind, **_plain(fields)}
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        left = (json.dumps(line, allow_nan=False) + "\n").encode()
         try:
-            os.write(handle, (json.dumps(line, allow_nan=False) + "\n").encode())
-        finally:
-            os.close(handle)
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                while left:  # a disk that fills up takes a part first, and says no to the rest
+                    left = left[os.write(handle, left) :]
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise RunStopped(
+                f"{self.path} could not be written ({error.strerror}); is the disk full? What was saved before is intact"
+            ) from error
 
 
 def read_record(path: Path) -> list[dict[str, Any]]:
@@ -51,11 +63,23 @@ def read_record(path: Path) -> list[dict[str, Any]]:
 
 
 def _end_torn_line(path: Path) -> None:
-    if not path.exists() or not path.stat().st_size:
+    """Take away what a kill or a full disk left of a last line, so that every line is an event; one that lacks its end alone
+    gets it."""
+    if not path.exists():
         return
+    whole = path.read_bytes()
+    last = whole[whole.rfind(b"\n") + 1 :]
+    if not last:
+        return
+    try:
+        torn = not isinstance(json.loads(last), dict)
+    except ValueError:
+        torn = True
     with open(path, "rb+") as file:
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
+        if torn:
+            file.truncate(len(whole) - len(last))
+        else:
+            file.seek(0, os.SEEK_END)
             file.write(b"\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -11,6 +12,9 @@ from typing import Any
 import torch
 
 PACKAGES = ("segspeed", "torch", "monai", "numpy", "scipy", "nibabel", "hydra-core", "nvidia-dali-cuda120")
+MOST_CHANGES = 1_000_000  # bytes of a diff that are kept
+CODE = (":/*.py", ":/*.yaml", ":/*.toml")
+_QUIET: dict[str, Any] = {"capture_output": True, "timeout": 10}
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile")
 
 
@@ -47,14 +51,34 @@ def _cpu() -> dict[str, Any]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit of the checkout that ``folder`` lies in and whether files differ from it; None outside one."""
+    """Commit of the checkout that ``folder`` lies in, whether tracked files differ from it, and the SHA-256 of how
+    (`git_changes`); None outside a checkout of ours."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if not commit:
+        return None
+    changes = git_changes(folder)
+    return {
+        "commit": commit.decode().strip(),
+        "changed": bool(_git(folder, "status", "--porcelain", "-uno")),
+        "changes_sha256": hashlib.sha256(changes).hexdigest() if changes else None,
+    }
 
-    def git(*args: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
 
-    commit = git("rev-parse", "HEAD")
-    return {"commit": commit, "changed": bool(git("status", "--porcelain", "-uno"))} if commit else None
+def git_changes(folder: Path) -> bytes:
+    """How the tracked code and settings (`CODE`; no tables, which may hold people) of the checkout that ``folder`` lies in differ
+    from its commit, as ``git diff`` tells it; empty where they do not, or outside a checkout. Cut off, with a line that says so,
+    after `MOST_CHANGES` bytes."""
+    changes = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--", *CODE) or b""
+    if len(changes) <= MOST_CHANGES:
+        return changes
+    return changes[:MOST_CHANGES] + f"\n[cut off: {len(changes)} bytes in all]\n".encode()
+
+
+def _git(folder: Path, *words: str) -> bytes | None:
+    """What a git command prints; None where it fails, or where ``folder`` lies in no checkout of this package."""
+    try:
+        top = subprocess.run(["git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py"], **_QUIET)
+        done = subprocess.run(["git", "-C", str(folder), *words], **_QUIET) if top.returncode == 0 else top
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

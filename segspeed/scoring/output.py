@@ -114,9 +114,10 @@ def print_scores(summary: ScoreSummary) -> None:
     if summary.interval is not None:
         low, high = summary.interval
         out.print(f"95 % interval of the mean Dice over patients (bootstrap): {low:.4f} to {high:.4f}")
-    for site, found_site in summary.sites.items():
-        dice = "none" if found_site.mean_dice is None else f"{found_site.mean_dice:.4f}"
-        out.print(f"Site {site}: mean Dice {dice}, {found_site.cases} cases", markup=False)
+    for kind, groups in (("Fold", summary.folds), ("Site", summary.sites)):
+        for name, group in groups.items():
+            dice = "none" if group.mean_dice is None else f"{group.mean_dice:.4f}"
+            out.print(f"{kind} {name}: mean Dice {dice}, {group.cases} cases", markup=False)
     if summary.worst:
         worst = ", ".join(f"{w.id} ({w.mean_dice:.3f})" for w in summary.worst[:3])
         out.print(f"Worst cases: {worst}", markup=False)
@@ -166,19 +167,24 @@ def print_comparison(comparisons: Mapping[str, Comparison], name_a: str = "a", n
 
 def _plain_case(case: CaseScore) -> dict[str, Any]:
     scores = None if case.scores is None else {name: to_plain(score) for name, score in case.scores.items()}
-    return {"id": case.id, "patient": case.patient, "site": case.site, "scores": scores, "problem": case.problem}
+    return {**_named(case), "scores": scores, "problem": case.problem}
+
+
+def _named(case: CaseScore) -> dict[str, str]:
+    """What tells a case apart; its fold only in a cross-validation."""
+    return {"id": case.id, "patient": case.patient, "site": case.site, **({"fold": case.fold} if case.fold else {})}
 
 
 def _table_text(cases: Sequence[CaseScore]) -> str:
     """CSV: a row a case and class, an empty field for no value; a case with a problem has one row without a class."""
     rows: list[dict[str, Any]] = []
     for case in cases:
-        about = {"case": case.id, "patient": case.patient, "site": case.site}
+        about: dict[str, Any] = {"case" if key == "id" else key: value for key, value in _named(case).items()}
         if case.scores is None:
             rows.append({**about, "problem": case.problem})
         for name, score in (case.scores or {}).items():
             rows.append({**about, "class": name, "state": score.state, **metrics_of(score)})
-    first = ["case", "patient", "site", "class", "state"]
+    first = ["case", "patient", "site", *(["fold"] if any(c.fold for c in cases) else []), "class", "state"]
     metrics = dict.fromkeys(key for row in rows for key in row if key not in (*first, "problem"))
     out = io.StringIO()
     writer = csv.DictWriter(out, [*first, *metrics, "problem"], restval="", lineterminator="\n")

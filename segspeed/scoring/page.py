@@ -10,9 +10,9 @@ import numpy as np
 
 from segspeed.record import figures
 from segspeed.record.overlays import Overlay
-from segspeed.record.report import STYLE, _details, overlay_figures
+from segspeed.record.report import details, document, overlay_figures
 from segspeed.scoring.score import CaseScore
-from segspeed.scoring.summary import MEAN, STATES, ClassSummary, ScoreSummary, Statistic, metrics_of
+from segspeed.scoring.summary import MEAN, STATES, ClassSummary, GroupSummary, ScoreSummary, Statistic, metrics_of
 
 DOTS = 4000  # points that are drawn each for itself; a page with more of them holds one picture instead
 
@@ -54,21 +54,17 @@ def page(
             "lines at the mean difference and 1.96 standard deviations to either side.",
         ),
         _states(summary),
-        _sites(summary),
+        _folds(summary),
+        _groups("Sites", "Mean Dice of each site's cases.", "site", summary.sites, summary),
         _worst(summary),
         overlay_figures("Worst cases in three planes", overlays, list(summary.classes)),
         _everything(summary),
-        *(_details(name, value) for name, value in about.items()),
+        *(details(name, value) for name, value in about.items()),
         f"<h2>What a structure that is not there counts</h2><p>{escape(summary.policy)} Background is in no mean.</p>"
         "<p class='soft'>Intervals are 95 % bootstrap intervals over patients. Every case and class: cases.csv, "
         "summary.json.</p>",
     ]
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
-        f"<title>{escape(title)}</title><style>{STYLE}{EXTRA_STYLE}</style></head>"
-        f"<body><main>{''.join(body)}</main></body></html>\n"
-    )
+    return document(title, body, EXTRA_STYLE)
 
 
 def strip(cases: Sequence[CaseScore], metric: str, title: str) -> str | None:
@@ -82,7 +78,7 @@ def strip(cases: Sequence[CaseScore], metric: str, title: str) -> str | None:
                 row.append((case.id, value))
     if not any(points.values()):
         return None
-    figure, (axis,) = figures._figure(6.5, 0.7 * len(points) + 1.1)
+    figure, (axis,) = figures.blank(6.5, 0.7 * len(points) + 1.1)
     rng = np.random.default_rng(0)
     many = sum(map(len, points.values())) > DOTS
     worst = min if metric == "dice" else max
@@ -102,7 +98,7 @@ def strip(cases: Sequence[CaseScore], metric: str, title: str) -> str | None:
     axis.set_yticks(range(len(points)), [_plain(name) for name in points])
     axis.set(xlabel=f"{title}, one point a case; the bar is the median", ylim=(len(points) - 0.5, -0.7))
     axis.set_xlim(*((None, 1.01) if metric == "dice" else (0, None)))
-    return figures._svg(figure)
+    return figures.svg_text(figure)
 
 
 def bland_altman(cases: Sequence[CaseScore]) -> str | None:
@@ -115,20 +111,21 @@ def bland_altman(cases: Sequence[CaseScore]) -> str | None:
                 points.setdefault(name, []).append((mean, score.volume_error_ml))
     if not points:
         return None
+    many = sum(map(len, points.values())) > DOTS
     columns = min(3, len(points))
     rows = -(-len(points) // columns)
-    figure, axes = figures._figure(3.0 * columns, 2.6 * rows, columns, rows)
+    figure, axes = figures.blank(3.0 * columns, 2.6 * rows, columns, rows)
     for number, (axis, (name, values)) in enumerate(zip(axes, points.items(), strict=False)):
         means, differences = np.array(values).T
         middle, spread = differences.mean(), differences.std(ddof=1) if len(differences) > 1 else 0.0
-        axis.scatter(means, differences, s=16, color=figures.colour(number), alpha=0.65, lw=0)
+        axis.scatter(means, differences, s=16, color=figures.colour(number), alpha=0.65, lw=0, rasterized=many)
         axis.axhline(middle, color=figures.INK, linewidth=1.5)
         for side in (-1.96, 1.96):
             axis.axhline(middle + side * spread, color=figures.INK, linewidth=1, linestyle="--")
         axis.set(title=_plain(name), xlabel="mean volume (ml)", ylabel="predicted - reference (ml)")
     for axis in axes[len(points) :]:
         axis.set_axis_off()
-    return figures._svg(figure)
+    return figures.svg_text(figure)
 
 
 def _plain(name: str) -> str:
@@ -187,12 +184,23 @@ def _states(summary: ScoreSummary) -> str:
     return _table("Missed and invented structures", caption, header, rows)
 
 
-def _sites(summary: ScoreSummary) -> str:
+def _folds(summary: ScoreSummary) -> str:
+    means = [g.mean_dice for g in summary.folds.values() if g.mean_dice is not None]
+    over = (
+        f" Over the folds: mean {np.mean(means):.3f}, standard deviation {np.std(means, ddof=1):.3f}."
+        if len(means) > 1
+        else ""
+    )
+    caption = f"Mean Dice of each fold's cases, by the run that was not trained on them.{over}"
+    return _groups("Folds", caption, "fold", summary.folds, summary)
+
+
+def _groups(title: str, caption: str, kind: str, groups: Mapping[str, GroupSummary], summary: ScoreSummary) -> str:
     rows = [
-        [site, str(s.cases), _number(s.mean_dice), *(_number(s.dice[n]) for n in summary.classes)]
-        for site, s in summary.sites.items()
+        [name, str(g.cases), _number(g.mean_dice), *(_number(g.dice[n]) for n in summary.classes)]
+        for name, g in groups.items()
     ]
-    return _table("Sites", "Mean Dice of each site's cases.", ("site", "cases", "mean", *summary.classes), rows)
+    return _table(title, caption, (kind, "cases", "mean", *summary.classes), rows)
 
 
 def _worst(summary: ScoreSummary) -> str:

@@ -13,13 +13,15 @@ from segspeed.types import DataError
 
 @dataclass(frozen=True)
 class ScorePair:
-    """One case to score: the file of the prediction and that of the reference. A case without a patient is one."""
+    """One case to score: the file of the prediction and that of the reference. A case without a patient is one; ``fold`` names
+    the part of a cross-validation that it was held out in."""
 
     id: str
     prediction: Path
     reference: Path
     patient: str = ""
     site: str = ""
+    fold: str = ""
 
     def __post_init__(self) -> None:
         if not self.patient:

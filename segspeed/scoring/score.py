@@ -24,13 +24,15 @@ FEW = 4  # cases that are scored before processes have started
 
 @dataclass(frozen=True)
 class CaseScore:
-    """What became of one case: its scores by target, or the problem that kept it from being scored."""
+    """What became of one case: its scores by target, or the problem that kept it from being scored. ``fold`` names the part
+    of a cross-validation that it was held out in, "" where there is none."""
 
     id: str
     patient: str
     site: str
     scores: Mapping[str, ClassScore] | None
     problem: str | None
+    fold: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def score_pair(
             scores = _scores(prediction.indices, reference.indices, reference.spacing, labels, tolerances, lesions)
     except MemoryError:
         problems.append(f"scoring {pair.prediction.name} takes more memory than there is; use fewer workers")
-    return CaseScore(pair.id, pair.patient, pair.site, scores, "; ".join(problems) or None)
+    return CaseScore(pair.id, pair.patient, pair.site, scores, "; ".join(problems) or None, pair.fold)
 
 
 def _scores(

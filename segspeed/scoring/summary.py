@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from segspeed.metric.compare import bootstrap_interval_by_patient
+from segspeed.metric.compare import DRAWS_AT_ONCE, bootstrap_interval_by_patient
 from segspeed.metric.scores import ClassScore
 from segspeed.metric.summary import EMPTY_POLICY
 from segspeed.scoring.score import CaseScore
@@ -52,8 +52,8 @@ class ClassSummary:
 
 
 @dataclass(frozen=True)
-class SiteSummary:
-    """Mean Dice of one site's cases, by the rule of the whole."""
+class GroupSummary:
+    """Mean Dice of the cases of one site or one fold, by the rule of the whole."""
 
     cases: int
     mean_dice: float | None
@@ -74,7 +74,7 @@ class WorstCase:
 @dataclass(frozen=True)
 class ScoreSummary:
     """``cases`` and ``patients`` were scored; ``failed`` maps the others to their problem, and they are in no mean.
-    ``sites`` is empty where there is one; ``worst`` has the lowest first."""
+    ``sites`` is empty where there is one, ``folds`` without a cross-validation; ``worst`` has the lowest first."""
 
     cases: int
     patients: int
@@ -82,7 +82,8 @@ class ScoreSummary:
     interval: tuple[float, float] | None
     classes: Mapping[str, ClassSummary]
     mean: ClassSummary
-    sites: Mapping[str, SiteSummary]
+    sites: Mapping[str, GroupSummary]
+    folds: Mapping[str, GroupSummary]
     worst: tuple[WorstCase, ...]
     failed: Mapping[str, str]
     policy: str
@@ -143,7 +144,8 @@ def summarise_scores(cases: Sequence[CaseScore], seed: int = 0) -> ScoreSummary:
         interval=over["dice"].interval if over else None,
         classes=classes,
         mean=ClassSummary(over, {s: sum(counts[s] for counts in states.values()) for s in STATES}),
-        sites=_sites(scored, names),
+        sites=_groups([(case.site or "no site named", case) for case in scored], names),
+        folds=_groups([(case.fold, case) for case in scored if case.fold], names, at_least=1),
         worst=_worst(scored),
         failed={case.id: case.problem or "not scored" for case in ordered if case.scores is None},
         policy=POLICY,
@@ -183,14 +185,19 @@ def _interval(columns: Sequence[Values], patients: Mapping[str, str], seed: int)
         return None
     rows = [[mean_over_classes(column.get(case) for case in group) for column in columns] for group in groups.values()]
     table = np.array(rows, dtype=float)  # (patients, classes), NaN where a patient lacks the class in both maps
-    size = len(table)
-    drawn = np.random.default_rng(seed).integers(0, size, (RESAMPLES, size)) + size * np.arange(RESAMPLES)[:, None]
-    times = np.bincount(drawn.ravel(), minlength=RESAMPLES * size).reshape(RESAMPLES, size).astype(float)
-    known = ~np.isnan(table)
-    counts, sums = times @ known, times @ np.where(known, table, 0.0)  # (resamples, classes)
-    per_class = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
-    # every patient here has a class, so no resample is without one
-    low, high = np.percentile(per_class.sum(1) / (counts > 0).sum(1), [2.5, 97.5])
+    known, values = ~np.isnan(table), np.nan_to_num(table)
+    rng, size, means = np.random.default_rng(seed), len(table), []
+    at_once = max(1, DRAWS_AT_ONCE // size)  # resamples at a time: they would not fit into memory for a large cohort
+    for start in range(0, RESAMPLES, at_once):
+        some = min(at_once, RESAMPLES - start)
+        drawn = rng.integers(0, size, (some, size)) + size * np.arange(some)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=some * size).reshape(some, size).astype(float)
+        counts, sums = times @ known, times @ values  # (resamples, classes)
+        per_class = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
+        means.append(
+            per_class.sum(1) / (counts > 0).sum(1)
+        )  # every patient here has a class, so no resample is without one
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -198,16 +205,17 @@ def _dice(case: CaseScore) -> dict[str, float | None]:
     return {name: score.dice for name, score in (case.scores or {}).items()}
 
 
-def _sites(cases: Sequence[CaseScore], names: Sequence[str]) -> dict[str, SiteSummary]:
+def _groups(cases: Sequence[tuple[str, CaseScore]], names: Sequence[str], at_least: int = 2) -> dict[str, GroupSummary]:
+    """Cases by the name of their group; nothing where there are fewer groups than ``at_least``."""
     groups: dict[str, list[dict[str, float | None]]] = {}
-    for case in cases:
-        groups.setdefault(case.site or "no site named", []).append(_dice(case))
-    if len(groups) < 2:
+    for group, case in cases:
+        groups.setdefault(group, []).append(_dice(case))
+    if len(groups) < at_least:
         return {}
     out = {}
-    for site in sorted(groups):
-        dice = {name: mean_over_classes(scores.get(name) for scores in groups[site]) for name in names}
-        out[site] = SiteSummary(len(groups[site]), mean_over_classes(dice.values()), dice)
+    for group in sorted(groups):
+        dice = {name: mean_over_classes(scores.get(name) for scores in groups[group]) for name in names}
+        out[group] = GroupSummary(len(groups[group]), mean_over_classes(dice.values()), dice)
     return out
 
 

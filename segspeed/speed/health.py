@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 EARLY = 0.1  # share of a run in which nothing is expected yet
 DEAD = 0.005  # a Dice below it is 0
@@ -25,6 +26,15 @@ class Health:
     smooth: float | None = None
     lowest: float = float("inf")
     told: set[str] = field(default_factory=set)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint."""
+        return {**asdict(self), "told": sorted(self.told)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was made."""
+        for name, value in state.items():
+            setattr(self, name, set(value) if name == "told" else value)
 
     def evaluated(self, dice: Mapping[str, float | None], mean: float | None, share: float) -> list[str]:
         """What to warn of after an evaluation at ``share`` of the run."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+
+ECHO_SECONDS = (
+    2.0  # a second signal within them repeats the first: srun and torchrun pass on what every process got already
+)
 
 
 def leave(number: int, frame: FrameType | None) -> None:
@@ -15,16 +20,26 @@ def leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+class Interrupted(Exception):
+    """Work that changes nothing was broken off, since the end of the run is asked for by the signal in ``args``."""
+
+
 @dataclass
 class StopRequest:
-    """The signal that asked for the end of the run, if one did."""
+    """The signal that asked for the end of the run, if one did, and when (`time.monotonic`)."""
 
     signal: int | None = None
+    since: float = 0.0
+
+    def check(self) -> None:
+        """Raises Interrupted once the end is asked for: long work that may be broken off calls this between its parts."""
+        if self.signal is not None:
+            raise Interrupted(self.signal)
 
 
 @contextmanager
 def catch_stop_signals() -> Iterator[StopRequest]:
-    """Within the block the first SIGINT or SIGTERM is only noted; a second one acts as it did before.
+    """Within the block the first SIGINT or SIGTERM is only noted; one more than two seconds later acts as it did before.
 
     Handlers that were installed before (submitit's, say) are called as well and come back at the end.
     """
@@ -34,10 +49,12 @@ def catch_stop_signals() -> Iterator[StopRequest]:
     def note(number: int, frame: FrameType | None) -> None:
         earlier = before[number]
         if request.signal is not None:
+            if time.monotonic() - request.since < ECHO_SECONDS:
+                return
             signal.signal(number, earlier)  # type: ignore[arg-type]
             signal.raise_signal(number)
             return
-        request.signal = number
+        request.signal, request.since = number, time.monotonic()
         if callable(earlier) and earlier not in (signal.default_int_handler, leave):
             earlier(number, frame)
 

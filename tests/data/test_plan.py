@@ -27,6 +27,13 @@ def test_isotropic_data_takes_the_median_spacing():
     assert set(p.kernels) == {(3, 3, 3)}
 
 
+def test_width_by_hand_doubles_a_level():
+    found = fp([(40, 56, 40)] * 3, [(1.0, 1.0, 1.0)] * 3)
+    assert plan(found, width=24).features == (24, 48, 96, 192, 320)
+    assert plan(found).features == (16, 32, 64, 128, 256)
+    assert plan(found, width=200).features == (200, 320, 320, 320, 320)
+
+
 def test_a_coarse_axis_takes_its_tenth_percentile_and_flat_kernels():
     spacings = [(5.0, 0.8, 0.8)] * 9 + [(3.0, 0.8, 0.8)]
     p = plan(fp([(26, 200, 200)] * 10, spacings))

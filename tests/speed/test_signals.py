@@ -2,12 +2,14 @@ import signal
 
 import pytest
 
+from segspeed.speed import signals
 from segspeed.speed.clock import Clock
 from segspeed.speed.cpus import available_cpus, loader_workers
 from segspeed.speed.signals import catch_stop_signals
 
 
-def test_first_signal_is_noted_second_acts():
+def test_first_signal_is_noted_second_acts(monkeypatch):
+    monkeypatch.setattr(signals, "ECHO_SECONDS", 0.0)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
     def twice():
@@ -19,6 +21,23 @@ def test_first_signal_is_noted_second_acts():
     with pytest.raises(KeyboardInterrupt):
         twice()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_echo_of_the_first_signal_is_the_same_request():
+    """torchrun sends a SIGTERM after the one that the scheduler sent to all processes."""
+    with catch_stop_signals() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.signal == signal.SIGTERM
+
+
+def test_work_is_broken_off_once_the_end_is_asked_for():
+    with catch_stop_signals() as stop:
+        stop.check()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(signals.Interrupted):
+            stop.check()
 
 
 def test_an_earlier_handler_is_called_too_and_comes_back():

@@ -57,13 +57,17 @@ def memory(cfg: Config, b: BenchConfig) -> int:
 
 def scale(cfg: Config, b: BenchConfig) -> int:
     """Growth with cases, voxels and classes; 1 if something grows faster than linearly."""
-    from segspeed.benchmarks.scale import grows_too_fast, measure_scale, sizes_of, table
+    from segspeed.benchmarks.scale import Measure, grows_too_fast, measure_scale, sizes_of, table
+    from segspeed.jsonio import write_json
     from segspeed.record.live import track
 
     root = Path(cfg.run.root) / "bench"
     root.mkdir(parents=True, exist_ok=True)
     parts = track(measure_scale(cfg, b, root / "scale"), len(sizes_of(b)), "measuring")
-    found = [measure for part in parts for measure in part]
+    found: list[Measure] = []
+    for part in parts:
+        found += part
+        write_json(root / "scale.json", found)  # what is measured stays, whatever comes after
     tell(table(found), root / "scale.md")
     return int(bool(grows_too_fast(found)))
 

@@ -198,8 +198,9 @@ def device_from(cfg: Config | InferenceConfig) -> torch.device:
 
 
 def channels_last(cfg: Config, precision: str) -> bool:
-    """Channels-last pays where convolutions run in half precision (tensor cores, AMX)."""
-    return precision != "fp32" if cfg.channels_last == "auto" else bool(cfg.channels_last)
+    """Channels-last pays where convolutions run in half precision (tensor cores, AMX), and where what lies between them is
+    compiled; eager normalisation in single precision copies back and forth instead."""
+    return precision != "fp32" or cfg.compile if cfg.channels_last == "auto" else bool(cfg.channels_last)
 
 
 def network_from(cfg: Config, plan: Plan, cohort: Cohort, precision: Precision) -> nn.Module:

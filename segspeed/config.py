@@ -420,7 +420,7 @@ class Config(Strict):
         "auto", description="auto: the fastest that is sound here"
     )
     compile: bool = Field(False, description="torch.compile the network")
-    channels_last: Literal["auto"] | bool = Field("auto", description="auto: with half precision")
+    channels_last: Literal["auto"] | bool = Field("auto", description="auto: with half precision or compile")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:1, mps")
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field(
         "auto", description="CPU threads of the main process"

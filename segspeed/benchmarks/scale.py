@@ -154,11 +154,9 @@ def _measure(cfg: Config, b: BenchConfig, size: Size, folder: Path) -> list[Meas
     for what in DOORS:
         seconds, peak = _alone(what, scoring if what == "scoring" else run)
         if what == "training":
-            step = _step_seconds(folder / "runs/scale/scale", b.steps)
-            found.append(Measure("training step", size, step, 0))
-            found.append(Measure("training, all but its steps", size, seconds - b.steps * step, peak))
-        else:
-            found.append(Measure(what, size, seconds, peak))
+            found.append(Measure("training step", size, _step_seconds(folder / "runs/scale/scale", b.steps), 0))
+            what = f"training of {b.steps} steps"
+        found.append(Measure(what, size, seconds, peak))
     found.append(Measure("report", size, *_alone("report", folder / "scores")))
     return found
 

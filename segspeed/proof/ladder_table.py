@@ -105,13 +105,29 @@ def notes(rows: Sequence[Row], ladder: LadderConfig) -> list[str]:
 
 
 def terminal_table(rows: Sequence[Row], ladder: LadderConfig) -> Table:
-    """What fits a hundred columns: classes apart stand in the other tables."""
+    """What fits a hundred columns: classes and intervals stand in the other tables."""
+    first = rows[0]
     table = Table(box=None, pad_edge=False)
-    heads = headings(rows[0], (), ladder.quick)
-    table.add_column("rung")
-    for head in heads:
-        table.add_column(head, justify="right")
+    heads = ("training", "patches/s", "% of first", "waiting", "memory", "Dice", "against", "verdict")
+    for head in ("rung", *(heads[1:5] if ladder.quick else heads)):
+        table.add_column(head, justify="left" if head in ("rung", "verdict") else "right", no_wrap=head != "verdict")
     for row in rows:
-        cells = numbers(row, rows[0], (), ladder.quick)
-        table.add_row(row.name if row.kept else f"({row.name})", *(cells or [row.note.split(":")[0]]))
+        name = row.name if row.kept else f"({row.name})"
+        table.add_row(
+            name, *(_short(row, first, ladder.quick) if row.done else ["", row.note.split(":")[0]][ladder.quick :])
+        )
     return table
+
+
+def _short(row: Row, first: Row, quick: bool) -> list[str]:
+    cells = [
+        f"{row.median('samples_per_s') or 0:.2f}",
+        share_of_first(row, first),
+        f"{row.median('wait_share') or 0:.0%}",
+        size(row.median("tree_bytes") or 0),
+    ]
+    if quick:
+        return cells
+    against = f"{row.against.mean_difference:+.3f}" if row.against is not None else ""
+    dice = "" if row.mean_dice is None else f"{row.mean_dice:.3f}"
+    return [duration(row.median("seconds") or 0), *cells, dice, against, verdict(row)]

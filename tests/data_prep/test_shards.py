@@ -140,7 +140,7 @@ def test_shares_make_the_whole(items, of):
     assert str(Shard.parse(" 2/8")) == "2/8"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_shards_killed_at_any_moment_leave_no_half_entry(msd_folder, tmp_path):
     folder = msd_folder(cases=12)
     (tmp_path / "whole").mkdir()

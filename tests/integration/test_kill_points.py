@@ -334,7 +334,7 @@ Path.replace = lambda self, target: die() if Path(target).name == "report.html" 
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", HOOKS)
 def test_the_hardest_moments(server, data, whole, tmp_path, name):
     expected, _ = whole

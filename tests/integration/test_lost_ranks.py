@@ -13,7 +13,6 @@ from segspeed.record.checkpoints import load_checkpoint
 from segspeed.record.run_record import read_record
 from tests.integration.test_doors import environment
 
-pytestmark = pytest.mark.slow
 STEPS = 6
 SETTINGS = (
     "debug=default", "data=msd", "data.folds=2", "plan.patch=[16,16,16]", "plan.features=[4,8,16]", f"train.steps={STEPS}",
@@ -86,6 +85,7 @@ def like_the_calm_one(folder, name):
     assert all(map(torch.equal, found["ema"]["shadow"], expected["ema"]["shadow"]))
 
 
+@pytest.mark.long
 def test_out_of_memory_on_one_rank_ends_all_and_is_resumed(place):
     code, _, err = ended(launch(place, "memory", "out of memory"))
     assert time.time() - (place / "faulty").stat().st_mtime < 60, "the other rank does not wait for ever"
@@ -99,6 +99,7 @@ def test_out_of_memory_on_one_rank_ends_all_and_is_resumed(place):
     like_the_calm_one(place, "memory")
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_started_again_and_goes_on(place):
     code, out, err = ended(launch(place, "killed", "killed", "--max-restarts=1"))
     assert code == 0, err[-3000:]
@@ -107,6 +108,7 @@ def test_a_killed_rank_is_started_again_and_goes_on(place):
     like_the_calm_one(place, "killed")
 
 
+@pytest.mark.long
 def test_a_signal_to_all_processes_ends_all_after_the_same_step(place):
     process = launch(place, "signal", "none")
     record = place / "outputs/balls/signal/run.jsonl"

@@ -80,7 +80,7 @@ def test_folds_side_by_side_through_submitit(msd_folder, tmp_path):
     assert "cross-validation" in (tmp_path / "outputs/balls/cross_validation_cv_fold/report.html").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_that_fails_in_its_own_process_shows(msd_folder, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher.submitit_launcher")
     started = local(*words(msd_folder()), "data.fold=0,7", cwd=tmp_path)
@@ -90,7 +90,7 @@ def test_a_job_that_fails_in_its_own_process_shows(msd_folder, tmp_path):
     assert (tmp_path / "outputs/balls/cv_fold0/result.json").exists(), "the other job went on"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_that_is_terminated_saves_and_goes_on(msd_folder, tmp_path):
     """SIGTERM, which submitit's own handler only logs, ends the run after its step; the same command finishes it."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher.submitit_launcher")

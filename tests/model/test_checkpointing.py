@@ -93,7 +93,7 @@ def gradients(net, x, label, precision="fp32"):
 @pytest.mark.parametrize(
     ("name", "precision"),
     [(n, "fp32") for n in NETWORKS]
-    + [pytest.param(n, "bf16", marks=pytest.mark.slow if n == "swin_unetr" else ()) for n in NETWORKS],
+    + [pytest.param(n, "bf16", marks=pytest.mark.long if n == "swin_unetr" else ()) for n in NETWORKS],
 )
 def test_gradients_are_the_plain_ones_bit_for_bit(name, precision):
     """With deep supervision, under autocast, and with dropout that draws the same again."""

@@ -44,7 +44,9 @@ def rows(folder):
 
 
 def test_a_ladder(tiny, here, tmp_path, capsys):
-    cfg = tiny(RUNGS, "ladder.samples=4", "ladder.keep=all", "precision=fp32", "channels_last=false", "loader.workers=0")
+    cfg = tiny(
+        RUNGS, "ladder.samples=4", "ladder.keep=all", "precision=fp32", "channels_last=false", "loader.workers=0"
+    )
     assert ladder(cfg) == 0
     assert here == ["baseline_seed0", "cache_seed0", "augmentation_seed0"]  # fp32 stays fp32 on a CPU without bf16 ...
     found = {r["name"]: r for r in rows(tmp_path)}
@@ -61,7 +63,16 @@ def test_a_ladder(tiny, here, tmp_path, capsys):
     assert here == before  # nothing is measured twice
     assert "measured before" in capsys.readouterr().out
     with pytest.raises(DataError, match="samples: 4 -> 8"):
-        ladder(tiny(RUNGS, "ladder.samples=8", "ladder.keep=all", "precision=fp32", "channels_last=false", "loader.workers=0"))
+        ladder(
+            tiny(
+                RUNGS,
+                "ladder.samples=8",
+                "ladder.keep=all",
+                "precision=fp32",
+                "channels_last=false",
+                "loader.workers=0",
+            )
+        )
 
 
 @pytest.fixture(autouse=True)

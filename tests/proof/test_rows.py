@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from segspeed.config import LadderConfig
-from segspeed.proof.ladder_table import markdown, numbers, share_of_first
+from segspeed.proof.ladder_table import markdown, numbers, share_of_first, terminal_table
 from segspeed.proof.records import compare_records, records_table, welch
 from segspeed.proof.rows import Attempt, Row, attempt_of_run, attempt_of_throughput, compared, pooled
 from segspeed.proof.speedruns import RULES, Record, load_records
@@ -56,6 +56,20 @@ def test_the_table_holds_every_rung():
     assert len(widths) == 1
 
 
+def test_the_terminal_has_a_hundred_columns():
+    from rich.console import Console
+
+    failed = Row("checkpointing", "breaks", (Attempt(0, error="no compiler"),), kept=False, note="failed: no compiler")
+    worse = compared(Row("accumulation", "", (attempt(0, {"a": 0.1, "b": 0.2}),)), FIRST, {}, 0.005)
+    for quick in (False, True):
+        out = Console(width=100, record=True)
+        out.print(terminal_table([FIRST, worse, failed], LadderConfig(quick=quick)), soft_wrap=True)
+        text = out.export_text()
+        assert max(map(len, text.splitlines())) <= 100
+        assert "failed" in text
+        assert ("inferior" in text) != quick
+
+
 def test_quick_mode_shows_no_dice():
     row = Row("x", "", (attempt_of_throughput(
         {"samples_per_s": 4.0, "wait_share": 0.5, "peak_memory_bytes": 1, "gpu_percent": None, "precision": "fp32"}, 0, 10**9,
@@ -80,7 +94,13 @@ def test_a_run_is_read_from_its_files(tmp_path):
     found = attempt_of_run(tmp_path, 7, 9)
     assert found.cases == pytest.approx({"a": 0.6})  # b has no structure at all
     assert found.curve == ((5.0, 0.3), (10.0, 0.5))
-    assert (found.preparation, found.evaluation, found.gpu_percent, found.tree_bytes, found.seed) == (3.0, 3.0, 80, 9, 7)
+    assert (found.preparation, found.evaluation, found.gpu_percent, found.tree_bytes, found.seed) == (
+        3.0,
+        3.0,
+        80,
+        9,
+        7,
+    )
 
 
 def record(name, dices, target=0.85, seconds=60.0, data="d", passed=True):

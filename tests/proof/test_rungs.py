@@ -52,7 +52,10 @@ def test_each_rung_changes_one_thing(own):
     assert set(changes(cache, augmentation)) == {
         "loader._target_", "loader.cache", "cache.resident"
     }  # fmt: skip
-    assert changes(augmentation, RUNGS["precision"].change(augmentation, own)) == {"precision": "auto", "channels_last": "auto"}
+    assert changes(augmentation, RUNGS["precision"].change(augmentation, own)) == {
+        "precision": "auto",
+        "channels_last": "auto",
+    }
     assert changes(augmentation, RUNGS["compile"].change(augmentation, own)) == {"compile": True, "channels_last": True}
     checkpointing = RUNGS["checkpointing"].change(augmentation, own)
     assert changes(augmentation, checkpointing) == {"memory.checkpointing": "all", "plan.batch": 6}
@@ -78,7 +81,7 @@ def test_own_rungs_and_unknown_ones(settings):
     for wrong, text in (
         ("ladder.rungs=[baseline,cahce]", "cahce"),
         ("ladder.rungs=[cache,cache]", "twice"),
-        ('ladder.own={a-b:{seed:1}}', "letters"),
+        ("ladder.own={a-b:{seed:1}}", "letters"),
     ):
         with pytest.raises(SettingError, match=text):
             rungs_of(settings(wrong))

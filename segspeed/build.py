@@ -189,10 +189,12 @@ def device_from(cfg: Config | InferenceConfig) -> torch.device:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     exact = isinstance(cfg, Config) and cfg.train.deterministic
     if exact:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # read when cuBLAS starts; without it torch refuses to go on
-    torch.use_deterministic_algorithms(exact)
+        # read when cuBLAS starts; without it torch refuses to go on
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if (
+        exact != torch.are_deterministic_algorithms_enabled()
+    ):  # the call alone loads torch's compiler, which takes seconds
+        torch.use_deterministic_algorithms(exact)
     torch.backends.cudnn.benchmark = not exact
     return torch.device(name)
 

@@ -18,7 +18,8 @@ from segspeed.types import first_line
 # Names that other tools use, or that are easily taken for each other.
 MOVED = {
     "checkpointing": "memory.checkpointing", "checkpoint.every": "save.every", "phantoms.kind": "data.kind",
-    "epochs": "train.steps or train.budget (a run has no epochs)", "batch_size": "plan.batch", "bs": "plan.batch",
+    "steps": "train.steps", "epochs": "train.steps or train.budget (a run has no epochs)",
+    "batch_size": "plan.batch", "bs": "plan.batch",
     "num_workers": "loader.workers", "workers": "loader.workers", "learning_rate": "optimizer.lr", "lr": "optimizer.lr",
     "weight_decay": "optimizer.weight_decay",
     "amp": "precision", "output": "run.root", "output_dir": "run.root", "patch_size": "plan.patch",

@@ -74,4 +74,5 @@ def _leave_with_parent() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second one (see above) must not break the cleaning up off
     sys.exit(128 + number)

@@ -61,7 +61,8 @@ def _stratified(order: Sequence[str], traits: Mapping[str, Collection[str]], fol
     fold_of: dict[str, int] = {}
 
     def place(patient: str, needs: Sequence[float]) -> None:
-        fold = min(range(folds), key=lambda f: (-round(needs[f], 9), -round(room[f], 9), f))
+        with_room = [f for f in range(folds) if room[f] > 1e-9]  # folds of one size, whatever the traits want
+        fold = min(with_room, key=lambda f: (-round(needs[f], 9), -round(room[f], 9), f))
         fold_of[patient] = fold
         room[fold] -= 1
         for t in traits[patient]:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -64,8 +65,7 @@ def outlive_signals(worker: int) -> None:
     step is done and saved. Only the main process's own SIGTERM ends this one."""
     if not hasattr(signal, "sigwaitinfo"):  # macOS; no scheduler there
         return
-    parent = os.getppid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    parent = os.getppid()  # which blocked the signal for us, see `held_back`
 
     def answer() -> None:
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
@@ -73,6 +73,20 @@ def outlive_signals(worker: int) -> None:
         os._exit(0)
 
     threading.Thread(target=answer, daemon=True, name="signals").start()
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """SIGTERM waits until the block is over. Processes begun within have it blocked in all their threads from the first on, also
+    in those that libraries start before `outlive_signals` has its turn."""
+    if not hasattr(signal, "sigwaitinfo"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _as_is(batch: Batch) -> Batch:
@@ -134,7 +148,9 @@ class TorchLoader:
     def __iter__(self) -> Iterator[Batch]:
         place = 0
         try:
-            for made in self.loader:
+            with held_back():
+                batches = iter(self.loader)
+            for made in batches:
                 yield made
                 place += 1
         except DataError as error:  # torch hangs the worker's whole traceback on the message

@@ -36,6 +36,7 @@ def contents(root):
     return {str(p.relative_to(cache)): p.read_bytes() for p in sorted(cache.rglob("*")) if p.is_file()}
 
 
+@pytest.mark.long
 def test_shards_side_by_side_build_the_bytes_of_one(msd_folder, tmp_path):
     folder = msd_folder(cases=7)
     roots = [tmp_path / "one", tmp_path / "three"]

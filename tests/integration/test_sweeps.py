@@ -40,9 +40,6 @@ if __name__ == "__main__":
     ("seeds", "jobs", "code", "texts"),
     [
         ("0,4", 2, 0, ()),
-        ("1,4", 2, 1, ("Stopped: the loss is not finite",)),
-        ("2,4", 2, 1, ("RuntimeError: a fault of ours",)),
-        ("3,4", 2, 1, ("Error: a bad file",)),
         ("1,2,3,0", 4, 1, ("not finite", "a fault of ours", "a bad file")),
         ("9,4", 1, 143, ("SIGTERM after step 3",)),
     ],

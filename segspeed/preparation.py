@@ -28,7 +28,7 @@ from segspeed.speed.cpus import available_cpus
 from segspeed.types import CaseFacts, Cohort, DataError, Fingerprint, Plan, Problem, SettingError, Split
 
 T = TypeVar("T")
-ALL_SAMPLES = 2_000_000  # foreground intensities a channel that are kept of a whole cohort; a case has 2000 at most
+ALL_SAMPLES = 1_000_000  # foreground intensities a channel that are kept of a whole cohort; a case has 2000 at most
 FEWEST_SAMPLES = 20  # of a case, however large the cohort
 BYTES_A_VOXEL = 20  # that preparing a case takes at its peak: image and label as read, cropped and resampled
 Track = Callable[[Iterable[T], int, str], Iterator[T]]  # shows progress over an iterable

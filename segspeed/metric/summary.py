@@ -9,7 +9,7 @@ import numpy as np
 
 Scores = Mapping[str, Mapping[str, float | None]]  # case -> class -> Dice, None where both maps are empty
 
-DRAWN_AT_ONCE = 2_000_000  # values of a bootstrap held in memory
+DRAWN_AT_ONCE = 250_000  # values of a bootstrap held in memory
 
 EMPTY_POLICY = (
     "A class absent from reference and prediction of a case is left out of the mean and counted; "

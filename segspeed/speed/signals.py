@@ -41,7 +41,8 @@ class StopRequest:
 def catch_stop_signals() -> Iterator[StopRequest]:
     """Within the block the first SIGINT or SIGTERM is only noted; one more than two seconds later acts as it did before.
 
-    Handlers that were installed before (submitit's, say) are called as well and come back at the end.
+    Handlers that were installed before are called as well and come back at the end. A handler of SIGUSR2 (submitit's, which puts
+    a job of SLURM back into the queue and ends it) is called when the block is over, and all is saved.
     """
     request = StopRequest()
     before: dict[int, object] = {}
@@ -55,10 +56,11 @@ def catch_stop_signals() -> Iterator[StopRequest]:
             signal.raise_signal(number)
             return
         request.signal, request.since = number, time.monotonic()
-        if callable(earlier) and earlier not in (signal.default_int_handler, leave):
+        if callable(earlier) and earlier not in (signal.default_int_handler, leave) and number != signal.SIGUSR2:
             earlier(number, frame)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    requeues = callable(signal.getsignal(signal.SIGUSR2))
+    for number in (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR2] if requeues else [])):
         try:
             before[number] = signal.signal(number, note)
         except ValueError:  # not in the main thread (a notebook's worker): signals go where they went
@@ -68,3 +70,5 @@ def catch_stop_signals() -> Iterator[StopRequest]:
     finally:
         for installed, handler in before.items():
             signal.signal(installed, handler)  # type: ignore[arg-type]
+        if request.signal == signal.SIGUSR2:
+            signal.raise_signal(signal.SIGUSR2)

@@ -1,4 +1,5 @@
 import signal
+import sys
 
 import pytest
 
@@ -52,6 +53,29 @@ def test_an_earlier_handler_is_called_too_and_comes_back():
         assert signal.getsignal(signal.SIGTERM) is earlier
     finally:
         signal.signal(signal.SIGTERM, old)
+
+
+def test_a_job_goes_back_into_the_queue_once_all_is_saved():
+    """submitit's handler of SIGUSR2 requeues the job and ends the process at once."""
+    seen = []
+
+    def requeue(number, frame):
+        seen.append(number)
+        sys.exit(-1)
+
+    def run():
+        with catch_stop_signals() as stop:
+            signal.raise_signal(signal.SIGUSR2)
+            assert stop.signal == signal.SIGUSR2
+            assert seen == []  # the step at hand goes on, and is saved
+
+    old = signal.signal(signal.SIGUSR2, requeue)
+    try:
+        with pytest.raises(SystemExit):
+            run()
+        assert seen == [signal.SIGUSR2]
+    finally:
+        signal.signal(signal.SIGUSR2, old)
 
 
 def test_clock_adds_up():

@@ -87,7 +87,8 @@ class DiceCELoss(nn.Module):
                 ce = F.binary_cross_entropy_with_logits(logits.float(), hit.float(), reduction="none").mean(1)
             else:
                 log_p = F.log_softmax(logits.float(), dim=1)
-                ce = F.nll_loss(log_p, target, reduction="none")
+                # F.nll_loss, which has no deterministic kernel on CUDA, in a form that has one
+                ce = -log_p.gather(1, target.unsqueeze(1)).squeeze(1)
                 classes = torch.arange(1, logits.shape[1], device=label.device).view(1, -1, 1, 1, 1)
                 hit = target.unsqueeze(1) == classes  # (B, K-1, D, H, W) bool
                 p = log_p[:, 1:].exp()

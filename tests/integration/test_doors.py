@@ -177,8 +177,8 @@ def whole(tmp_path_factory, make_cohort):
     "sent",
     [
         signal.SIGTERM,
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.long),
     ],
 )
 def test_a_killed_run_goes_on_to_the_same_weights(whole, tmp_path, sent):

@@ -99,7 +99,7 @@ def test_out_of_memory_on_one_rank_ends_all_and_is_resumed(place):
     like_the_calm_one(place, "memory")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_rank_is_started_again_and_goes_on(place):
     code, out, err = ended(launch(place, "killed", "killed", "--max-restarts=1"))
     assert code == 0, err[-3000:]

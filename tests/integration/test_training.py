@@ -103,7 +103,12 @@ def interrupt_at(monkeypatch, step):
 
 @pytest.mark.parametrize(
     "extra",
-    [(), ("train.accumulate=2", "optimizer=sgd", "model.dropout=0.1"), ("loader=dali",), ("loader=monai",)],
+    [
+        (),
+        pytest.param(("train.accumulate=2", "optimizer=sgd", "model.dropout=0.1"), marks=pytest.mark.slow),
+        ("loader=dali",),
+        pytest.param(("loader=monai",), marks=pytest.mark.long),
+    ],
     ids=["adamw", "sgd", "dali", "monai"],
 )
 def test_stopped_and_resumed_is_uninterrupted_to_the_bit(tiny, monkeypatch, extra):

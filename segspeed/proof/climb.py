@@ -16,7 +16,7 @@ from segspeed import build
 from segspeed.config import Config
 from segspeed.jsonio import to_plain, write_json
 from segspeed.preparation import Prepared
-from segspeed.proof.processes import Ended, run_child
+from segspeed.proof.processes import STOPPED, Ended, run_child
 from segspeed.proof.rows import Attempt, Row, attempt_from_json, attempt_of_run, attempt_of_throughput, compared
 from segspeed.proof.rungs import Rung, pinned, rungs_of, with_length, with_values
 from segspeed.record.live import say
@@ -26,7 +26,6 @@ from segspeed.speed.precision import choose_precision
 from segspeed.types import DataError, RunStopped, SettingError
 
 FASTER = 1.02  # a rung must train so many times as fast as the one that it stands on, or it did not pay
-STOPPED = (130, 143)  # a child that was told to stop, and saved
 
 
 @dataclass(frozen=True)

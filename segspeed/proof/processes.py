@@ -16,6 +16,7 @@ from segspeed.config import Config
 from segspeed.jsonio import write_json
 
 LOOK_SECONDS = 0.5  # between two looks at the memory
+STOPPED = (130, 143)  # exit codes of a child that was told to stop, and saved
 PATIENCE = 90.0  # seconds that a child has to save what it earned when we are told to stop
 
 

@@ -16,7 +16,7 @@ from scipy import stats
 
 from segspeed.config import Config
 from segspeed.jsonio import from_plain, write_json
-from segspeed.proof.processes import run_child
+from segspeed.proof.processes import STOPPED, run_child
 from segspeed.proof.rows import Attempt, attempt_from_json, attempt_of_run
 from segspeed.proof.rungs import with_values
 from segspeed.record.live import say
@@ -145,7 +145,7 @@ def _run(cfg: Config, folder: Path, seed: int) -> Attempt:
         },
     )
     ended = run_child(one, folder / "jobs" / f"seed{seed}.json")
-    if ended.code in (130, 143):
+    if ended.code in STOPPED:
         raise RunStopped(
             "the speedrun was stopped; the same command with its speedrun.name goes on.", exit_code=ended.code
         )

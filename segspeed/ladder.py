@@ -13,7 +13,7 @@ from segspeed.config import Config
 
 
 def main(cfg: Config) -> int:
-    """Climb the ladder that ``cfg`` describes; 1 if a rung failed."""
+    """Climb the ladder that ``cfg`` describes; 1 if a rung failed with any of its seeds."""
     from segspeed import build
     from segspeed.preparation import prepare
     from segspeed.proof.climb import begin, climb
@@ -30,7 +30,7 @@ def main(cfg: Config) -> int:
     paths = write_ladder(found)
     console().print(terminal_table(found.rows, cfg.ladder))
     say(f"Report: {paths.page}. As Markdown: {paths.table}; the picture: {paths.picture}")
-    failed = [row.name for row in found.rows if row.note.startswith("failed")]
+    failed = [f"{row.name} (seed {attempt.seed})" for row in found.rows for attempt in row.lost]
     if failed:
         say(f"Failed: {', '.join(failed)}. The same command tries them again")
     elif cfg.ladder.quick:

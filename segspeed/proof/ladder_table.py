@@ -87,6 +87,13 @@ def notes(rows: Sequence[Row], ladder: LadderConfig) -> list[str]:
     """What the figures mean, and what was seen on the way."""
     seeds = len(ladder.seeds)
     found = [f"{row.name}: {row.title}" + (f"; {row.note}" if row.note else "") for row in rows]
+    found += [
+        f"{row.name}: seed {attempt.seed} failed ({attempt.error.splitlines()[0]}); its figures are of "
+        f"{len(row.done)} of {seeds} seeds"
+        for row in rows
+        if row.done
+        for attempt in row.lost
+    ]
     if ladder.quick:
         found.append(f"throughput alone, over {ladder.quick_time:g} s a rung (n = {seeds}); Dice was not measured")
         return found

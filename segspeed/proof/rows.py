@@ -53,6 +53,11 @@ class Row:
     def done(self) -> tuple[Attempt, ...]:
         return tuple(a for a in self.attempts if not a.error)
 
+    @property
+    def lost(self) -> tuple[Attempt, ...]:
+        """The attempts that failed."""
+        return tuple(a for a in self.attempts if a.error)
+
     def median(self, name: str) -> float | None:
         """Median over the seeds of one of the Attempt's numbers."""
         found = [getattr(a, name) for a in self.done]

@@ -92,6 +92,18 @@ def test_a_rung_that_fails_is_a_row_and_is_tried_again(tiny, here, tmp_path, cap
     assert here == ["baseline_seed0", "cache_seed0", "cache_seed0"]
 
 
+def test_a_seed_that_fails_is_told_beside_those_that_pass(tiny, here, tmp_path, capsys):
+    cfg = tiny("ladder.rungs=[baseline,cache]", "ladder.seeds=[0,1]", "ladder.samples=2", "loader.workers=0")
+    here.fail = {"cache_seed1": "no room\nat all"}
+    assert ladder(cfg) == 1
+    assert "Failed: cache (seed 1)" in capsys.readouterr().out
+    text = (next(tmp_path.glob("runs/*/ladder/first")) / "ladder.md").read_text()
+    assert "cache: seed 1 failed (no room); its figures are of 1 of 2 seeds" in text
+    here.fail = {}
+    assert ladder(cfg) == 0
+    assert here[-1] == "cache_seed1"
+
+
 def test_without_the_first_rung_there_is_no_ladder(tiny, here):
     here.fail = {"baseline_seed0": "no"}
     with pytest.raises(RunStopped, match="measured by it: no"):

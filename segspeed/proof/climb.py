@@ -165,7 +165,7 @@ def _judge(climb: Climb, rung: Rung, row: Row) -> Row:
     """Compare a rung with the first one, and say whether the next ones stand on it."""
     ladder = climb.base.ladder
     if not row.done:
-        return dataclasses.replace(row, kept=False, note=f"failed: {row.attempts[0].error.splitlines()[0]}")
+        return dataclasses.replace(row, kept=False, note=f"failed: {row.attempts[0].reason}")
     if not climb.finished:
         return row
     row = compared(row, climb.finished[0], climb.patients, ladder.margin)

@@ -88,8 +88,7 @@ def notes(rows: Sequence[Row], ladder: LadderConfig) -> list[str]:
     seeds = len(ladder.seeds)
     found = [f"{row.name}: {row.title}" + (f"; {row.note}" if row.note else "") for row in rows]
     found += [
-        f"{row.name}: seed {attempt.seed} failed ({attempt.error.splitlines()[0]}); its figures are of "
-        f"{len(row.done)} of {seeds} seeds"
+        f"{row.name}: seed {attempt.seed} failed ({attempt.reason}); its figures are of {len(row.done)} of {seeds} seeds"
         for row in rows
         if row.done
         for attempt in row.lost

@@ -37,6 +37,11 @@ class Attempt:
     curve: tuple[tuple[float, float], ...] = ()
     error: str = ""
 
+    @property
+    def reason(self) -> str:
+        """The first line of ``error``, which an attempt that failed always has."""
+        return self.error.splitlines()[0]
+
 
 @dataclass(frozen=True)
 class Row:

@@ -1,6 +1,7 @@
 """What all tests share: volumes on disk, a small cohort in Decathlon layout, real data where it is at hand."""
 
 import json
+import signal
 from pathlib import Path
 
 import nibabel as nib
@@ -9,6 +10,12 @@ import pytest
 import torch
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_configure():
+    # A shell gives its background jobs an ignored Ctrl-C, which the commands that tests start would inherit and never obey.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

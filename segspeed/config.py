@@ -136,6 +136,9 @@ class PlanConfig(Strict):
     width: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto", description="channels of the finest level, doubled a level; features sets each by hand"
     )
+    finest_width: Literal["auto", "half"] | Annotated[int, Field(ge=1)] = Field(
+        "auto", description="channels of the finest level alone, where most of the time goes; half: of the width"
+    )
     features: Literal["auto"] | tuple[Annotated[int, Field(ge=1)], ...] = Field(
         "auto", description="channels a level, finest first"
     )

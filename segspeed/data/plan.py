@@ -169,7 +169,11 @@ def _features(levels: int, kind: str, overrides: PlanConfig, why: dict[str, str]
     first = FIRST_FEATURES[kind] if overrides.width == "auto" else int(overrides.width)
     by = f"on {kind}" if overrides.width == "auto" else "as set by plan.width"
     why["features"] = f"{first} {by}, doubled a level, at most {MAX_FEATURES}"
-    return tuple(min(first * 2**level, MAX_FEATURES) for level in range(levels))
+    features = [min(first * 2**level, MAX_FEATURES) for level in range(levels)]
+    if overrides.finest_width != "auto":
+        features[0] = max(first // 2, 1) if overrides.finest_width == "half" else overrides.finest_width
+        why["features"] += f"; {features[0]} at the finest level, as set by plan.finest_width"
+    return tuple(features)
 
 
 def _batch(

@@ -32,6 +32,9 @@ def test_width_by_hand_doubles_a_level():
     assert plan(found, width=24).features == (24, 48, 96, 192, 320)
     assert plan(found).features == (16, 32, 64, 128, 256)
     assert plan(found, width=200).features == (200, 320, 320, 320, 320)
+    assert plan(found, width=24, finest_width="half").features == (12, 48, 96, 192, 320)
+    assert plan(found, finest_width=6).features[:2] == (6, plan(found).features[1])
+    assert plan(found, width=1, finest_width="half").features[0] == 1
 
 
 def test_a_coarse_axis_takes_its_tenth_percentile_and_flat_kernels():

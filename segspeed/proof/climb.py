@@ -16,14 +16,14 @@ from segspeed import build
 from segspeed.config import Config
 from segspeed.jsonio import to_plain, write_json
 from segspeed.preparation import Prepared
+from segspeed.proof.declared import refuse_changed
 from segspeed.proof.processes import STOPPED, Ended, run_child
 from segspeed.proof.rows import Attempt, Row, attempt_from_json, attempt_of_run, attempt_of_throughput, compared
 from segspeed.proof.rungs import Rung, pinned, rungs_of, with_length, with_values
 from segspeed.record.live import say
-from segspeed.record.run_folder import differing_keys
 from segspeed.record.versions import environment
 from segspeed.speed.precision import choose_precision
-from segspeed.types import DataError, RunStopped, SettingError
+from segspeed.types import RunStopped, SettingError
 
 FASTER = 1.02  # a rung must train so many times as fast as the one that it stands on, or it did not pay
 
@@ -58,18 +58,8 @@ def begin(cfg: Config, prepared: Prepared) -> Climb:
     path = folder / "ladder.json"
     raw = base.model_dump(mode="json", by_alias=True)
     if path.exists():
-        began = json.loads(path.read_text(encoding="utf-8"))["config"]
-        changed = differing_keys(began, raw) + [
-            f"ladder.{key}: {began['ladder'].get(key)!r} -> {value!r}"
-            for key, value in raw["ladder"].items()
-            if began["ladder"].get(key) != value and key not in ("rungs", "margin")
-        ]
-        if changed:
-            raise DataError(
-                f"{folder} holds a ladder of other settings:\n  "
-                + "\n  ".join(changed)
-                + "\nChoose another ladder.name"
-            )
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        refuse_changed(folder, "ladder", kept, raw, free=("rungs", "margin"))
     patients = {c.id: c.patient for c in prepared.cohort.cases}
     return Climb(folder, base, prepared.cohort.table.targets, patients)
 

@@ -9,6 +9,7 @@ from scipy import stats
 
 from segspeed.proof.ladder_table import duration
 from segspeed.proof.speedruns import Record
+from segspeed.record.versions import machine
 
 
 def records_table(records: Sequence[Record]) -> str:
@@ -46,8 +47,8 @@ def _cells(r: Record) -> list[str]:
 
 
 def _machine(r: Record) -> str:
-    gpu, cpu = r.versions.get("gpu"), r.versions.get("cpu") or {}
-    return str(gpu or f"{cpu.get('threads')} threads of {cpu.get('model')}")
+    threads = "" if r.versions.get("gpu") else f"{(r.versions.get('cpu') or {}).get('threads')} threads of "
+    return threads + machine(r.versions)
 
 
 def compare_records(a: Record, b: Record) -> str:

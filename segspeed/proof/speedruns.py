@@ -16,11 +16,11 @@ from scipy import stats
 
 from segspeed.config import Config
 from segspeed.jsonio import from_plain, write_json
+from segspeed.proof.declared import refuse_changed
 from segspeed.proof.processes import STOPPED, run_child
 from segspeed.proof.rows import Attempt, attempt_from_json, attempt_of_run
 from segspeed.proof.rungs import with_values
 from segspeed.record.live import say
-from segspeed.record.run_folder import differing_keys
 from segspeed.record.versions import environment
 from segspeed.types import DataError, RunStopped, SettingError
 
@@ -98,7 +98,7 @@ def speedrun(cfg: Config) -> tuple[Record, Path]:
         name=name,
         target=s.target,
         seeds=s.seeds,
-        config=json.loads((folder / "declared.json").read_text(encoding="utf-8")),
+        config=json.loads((folder / "declared.json").read_text(encoding="utf-8"))["config"],
         versions=environment(),
         data=hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16],
         cases=len(data["val"]),
@@ -114,20 +114,10 @@ def declare(cfg: Config, folder: Path) -> None:
     """Write down what will be run, before anything is. Raises DataError when something else was declared in ``folder``."""
     path, raw = folder / "declared.json", cfg.model_dump(mode="json", by_alias=True)
     if not path.exists():
-        write_json(path, raw)
+        write_json(path, {"config": raw, "versions": environment()})
         return
-    began = json.loads(path.read_text(encoding="utf-8"))
-    changed = differing_keys(began, raw) + [
-        f"speedrun.{key}: {began['speedrun'][key]!r} -> {raw['speedrun'][key]!r}"
-        for key in ("target", "seeds")
-        if began["speedrun"][key] != raw["speedrun"][key]
-    ]
-    if changed:
-        raise DataError(
-            f"{folder} holds a speedrun that was declared otherwise:\n  "
-            + "\n  ".join(changed)
-            + "\nChoose another speedrun.name"
-        )
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    refuse_changed(folder, "speedrun", kept, raw, free=("name", "report", "compare"))
 
 
 def _run(cfg: Config, folder: Path, seed: int) -> Attempt:

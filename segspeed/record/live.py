@@ -151,7 +151,7 @@ def print_result(result: dict[str, Any], report: Path) -> None:
     split = ", ".join(f"{part} {share:.1%}" for part, share in result["split"].items())
     ceiling = result["ceiling_samples_per_s"]
     rate = f"; {result['samples_per_s'] / ceiling:.0%} of the rate with data for free" if ceiling else ""
-    out.print(f"A step: {split}{rate}", markup=False)
+    out.print(f"A step: {split}{rate}", markup=False, soft_wrap=False)
     out.print(result["verdict"], markup=False)
     out.print(f"Report: {report}", markup=False)
     out.print(

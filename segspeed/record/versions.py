@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ def environment() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "git": git_state(Path(__file__).parent),
     }
+
+
+def machine(versions: Mapping[str, Any]) -> str:
+    """The GPU, or else the processor, that `environment` found."""
+    return str(versions.get("gpu") or (versions.get("cpu") or {}).get("model"))
 
 
 def _version(name: str) -> str | None:

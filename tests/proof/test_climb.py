@@ -81,6 +81,17 @@ def _no_bf16(monkeypatch):
     climb._precision.cache_clear()
 
 
+def test_a_ladder_begun_on_another_machine_is_not_gone_on_with(tiny, here, tmp_path):
+    cfg = tiny("ladder.rungs=[baseline]", "ladder.samples=2", "loader.workers=0")
+    assert ladder(cfg) == 0
+    path = next(tmp_path.glob("runs/*/ladder/first")) / "ladder.json"
+    found = json.loads(path.read_text())
+    found["versions"]["cpu"]["model"] = found["versions"]["gpu"] = "An older one"
+    path.write_text(json.dumps(found))
+    with pytest.raises(DataError, match="begun on An older one"):
+        ladder(cfg)
+
+
 def test_a_rung_that_fails_is_a_row_and_is_tried_again(tiny, here, tmp_path, capsys):
     cfg = tiny("ladder.rungs=[baseline,cache]", "ladder.samples=2", "loader.workers=0")
     here.fail = {"cache_seed0": "no room\nat all"}

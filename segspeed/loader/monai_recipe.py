@@ -36,7 +36,7 @@ def recipe(
     size = patch[::-1]
     return mt.Compose(
         [
-            mt.LoadImaged(BOTH, image_only=True),
+            mt.LoadImaged(BOTH, reader="NibabelReader", image_only=True),  # only NIfTI; all others warn of what they lack
             mt.EnsureChannelFirstd(BOTH),
             mt.Orientationd(BOTH, axcodes="RAS", labels=None),
             ToClassIndicesd(labels),

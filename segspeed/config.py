@@ -316,20 +316,18 @@ class SaveConfig(Strict):
     every: Annotated[Seconds, Field(gt=0)] = Field(300.0, description="time between checkpoints, e.g. 5min")
 
 
-class RunConfig(Strict):
-    name: str | None = Field(None, description="the same name resumes the run; date and time if empty")
-    root: str = Field("outputs", description="runs go to <root>/<cohort>/<name>")
+def _plain_name(name: str) -> str:
+    if not name.strip() or re.search(r"[\\/\0]", name) or name in (".", "..") or len(name.encode()) > 200:
+        raise ValueError(f"{name[:80]!r} must be a plain folder name of at most 200 bytes")
+    return name
 
-    @model_validator(mode="after")
-    def _plain_name(self) -> RunConfig:
-        if self.name is not None and (
-            not self.name.strip()
-            or re.search(r"[\\/\0]", self.name)
-            or self.name in (".", "..")
-            or len(self.name.encode()) > 200
-        ):
-            raise ValueError(f"run.name={self.name[:80]!r} must be a plain folder name of at most 200 bytes")
-        return self
+
+FolderName = Annotated[str, AfterValidator(_plain_name)]
+
+
+class RunConfig(Strict):
+    name: FolderName | None = Field(None, description="the same name resumes the run; date and time if empty")
+    root: str = Field("outputs", description="runs go to <root>/<cohort>/<name>")
 
 
 class BenchConfig(Strict):
@@ -368,7 +366,7 @@ class BenchConfig(Strict):
 class LadderConfig(Strict):
     """One speed technique after the other on the user's own data; `segspeed.ladder`."""
 
-    name: str = Field("first", description="folder <run.root>/<cohort>/ladder/<name>; the same name goes on")
+    name: FolderName = Field("first", description="folder <run.root>/<cohort>/ladder/<name>; the same name goes on")
     rungs: tuple[str, ...] = Field(
         ("baseline", "cache", "augmentation", "precision", "compile", "checkpointing", "accumulation"),
         description="in this order, the first being what the others are measured by",
@@ -395,7 +393,7 @@ class LadderConfig(Strict):
 class SpeedrunConfig(Strict):
     """Time to a Dice that was named before; `segspeed.speedrun`."""
 
-    name: str | None = Field(None, description="folder <run.root>/speedruns/<name>; the same name goes on")
+    name: FolderName | None = Field(None, description="folder <run.root>/speedruns/<name>; the same name goes on")
     target: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, description="mean Dice to reach")
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1, description="all are reported")
     report: bool = Field(False, description="a table of all records under run.root instead of a new one")

@@ -16,12 +16,13 @@ def main(cfg: Config) -> int:
     """Climb the ladder that ``cfg`` describes; 1 if a rung failed with any of its seeds."""
     from segspeed import build
     from segspeed.preparation import prepare
-    from segspeed.proof.climb import begin, climb
+    from segspeed.proof.climb import begin, check_ladder, climb
     from segspeed.proof.ladder_page import write_ladder
     from segspeed.proof.ladder_table import terminal_table
     from segspeed.record.live import console, say, track
     from segspeed.record.run_folder import RunFolder
 
+    check_ladder(cfg)
     device = build.device_from(cfg)
     cohort = build.cohort_from(cfg.data)
     start = begin(cfg, prepare(cfg, cohort, device.type, track))

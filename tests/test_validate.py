@@ -134,6 +134,8 @@ def test_missing_values_come_all_at_once_with_other_problems(settings):
         ("augment.scale.range=[2,1]", "scale.range"),
         ("train.ema=1", "train.ema=1: .*less than 1"),
         ("run.name=a/b", "plain folder name"),
+        ("ladder.name=../x", "plain folder name"),
+        ("speedrun.name=a/b", "plain folder name"),
         ("plan.features=[0,8]", "plan.features"),
         ("seed=99999999999999999999", "seed"),
         ("device=gpu", "device=gpu"),

@@ -36,7 +36,9 @@ def recipe(
     size = patch[::-1]
     return mt.Compose(
         [
-            mt.LoadImaged(BOTH, reader="NibabelReader", image_only=True),  # only NIfTI; all others warn of what they lack
+            mt.LoadImaged(
+                BOTH, reader="NibabelReader", image_only=True
+            ),  # only NIfTI; all others warn of what they lack
             mt.EnsureChannelFirstd(BOTH),
             mt.Orientationd(BOTH, axcodes="RAS", labels=None),
             ToClassIndicesd(labels),

@@ -47,12 +47,21 @@ def ladder_folder(cfg: Config, prepared: Prepared) -> Path:
     return Path(cfg.run.root) / prepared.cohort.folder_name / "ladder" / cfg.ladder.name
 
 
-def begin(cfg: Config, prepared: Prepared) -> Climb:
-    """The ladder's folder, new or gone on with. Raises DataError when it holds a ladder of other settings, or when it is not
-    known how long a rung should train."""
+def check_ladder(cfg: Config) -> None:
+    """Raise SettingError for rungs that cannot be, before any data is read: unknown ones, settings of one's own that do not exist,
+    or no length of training."""
     rungs_of(cfg)
+    for name, changes in (cfg.ladder.own or {}).items():
+        try:
+            with_values(cfg, changes)
+        except SettingError as error:
+            raise SettingError(f"ladder.own.{name}: {error}") from error
     if cfg.ladder.equal == "time" and cfg.train.budget is None and not cfg.ladder.quick:
         raise SettingError("ladder.equal=time needs train.budget=..., the training time of every rung")
+
+
+def begin(cfg: Config, prepared: Prepared) -> Climb:
+    """The ladder's folder, new or gone on with. Raises DataError when it holds a ladder of other settings or of another machine."""
     folder = ladder_folder(cfg, prepared)
     base = pinned(cfg, prepared.plan)
     path = folder / "ladder.json"
@@ -67,6 +76,8 @@ def begin(cfg: Config, prepared: Prepared) -> Climb:
 def climb(climb: Climb) -> Climb:
     """Measure every rung; what was measured before is taken from the folder. Writes ``ladder.json`` after each."""
     cfg = climb.base
+    if not (climb.folder / "ladder.json").exists():
+        save(climb)  # what was begun is known even if no rung is finished
     rungs = rungs_of(cfg)
     first = rungs[0]
     start = first.change(cfg, cfg)

@@ -8,6 +8,7 @@ from typing import Any
 
 from segspeed.config import Config, PlanConfig
 from segspeed.types import Plan, SettingError
+from segspeed.validate import SettingsError, validate
 
 Change = Callable[[Config, Config], Config]  # (settings so far, the user's own settings) -> settings
 
@@ -28,10 +29,13 @@ class Rung:
 
 def with_values(cfg: Config, changes: Mapping[str, Any]) -> Config:
     """``cfg`` with other values: ``{"train": {"accumulate": 2}}``. A section with a ``_target_`` that differs is replaced as a
-    whole, but keeps what the schema itself knows (workers of a loader). Checked anew."""
+    whole, but keeps what the schema itself knows (workers of a loader). Raises SettingError for what cannot be."""
     raw = cfg.model_dump(mode="json", by_alias=True)
     _merge(raw, changes, cfg)
-    return Config.model_validate(raw)
+    try:
+        return validate(raw)
+    except SettingsError as error:
+        raise SettingError("\n".join(error.problems)) from error
 
 
 def _merge(raw: dict[str, Any], changes: Mapping[str, Any], cfg: Config) -> None:

@@ -81,6 +81,29 @@ def _no_bf16(monkeypatch):
     climb._precision.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["ladder.rungs=[baseline,foo]"], "names foo; there are baseline"),
+        (["ladder.own={wide:{plan:{widht:32}}}"], "ladder.own.wide: unknown key plan.widht; did you mean plan.width"),
+        (["ladder.own={wide:{plna:{width:32}}}"], "no setting plna"),
+        (["ladder.equal=time", "train.budget=null", "train.steps=4"], "needs train.budget"),
+    ],
+)
+def test_a_ladder_that_cannot_be_is_refused_before_data_is_read(tiny, here, monkeypatch, overrides, message):
+    monkeypatch.setattr("segspeed.build.cohort_from", lambda *a: pytest.fail("data was read"))
+    with pytest.raises(SettingError, match=message):
+        ladder(tiny(*overrides))
+
+
+def test_a_ladder_stopped_on_its_first_rung_knows_its_settings(tiny, here, tmp_path):
+    here.fail = {"baseline_seed0": "no"}
+    with pytest.raises(RunStopped):
+        ladder(tiny("ladder.rungs=[baseline]", "ladder.samples=2"))
+    with pytest.raises(DataError, match="samples: 2 -> 4"):
+        ladder(tiny("ladder.rungs=[baseline]", "ladder.samples=4"))
+
+
 def test_a_ladder_begun_on_another_machine_is_not_gone_on_with(tiny, here, tmp_path):
     cfg = tiny("ladder.rungs=[baseline]", "ladder.samples=2", "loader.workers=0")
     assert ladder(cfg) == 0

@@ -332,6 +332,14 @@ class RunConfig(Strict):
         return self
 
 
+class InitConfig(Strict):
+    """What training begins from, besides random weights."""
+
+    run: str | None = Field(
+        None, description="run folder whose last weights training begins from; its network and spacing are taken, too"
+    )
+
+
 class BenchConfig(Strict):
     """A benchmark; `segspeed.bench`."""
 
@@ -419,6 +427,7 @@ class Config(Strict):
     evaluation: EvaluationConfig = EvaluationConfig()
     memory: MemoryConfig = MemoryConfig()
     save: SaveConfig = SaveConfig()
+    init: InitConfig = InitConfig()
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="auto: the fastest that is sound here"
     )

@@ -20,6 +20,7 @@ from segspeed.data.cache import CacheEntry
 from segspeed.data.wholeness import shortened
 from segspeed.engine import Learner, Progress, fit
 from segspeed.evaluation import Predictor, evaluate_cases
+from segspeed.finetune import Origin
 from segspeed.metric.summary import EMPTY_POLICY, Summary, summarise
 from segspeed.monitor import Monitor
 from segspeed.preparation import Prepared
@@ -71,7 +72,9 @@ class Run:
         record: RunRecord,
         clock: Clock,
         stop: StopRequest,
+        origin: Origin | None = None,
     ) -> None:
+        self.origin = origin
         self.cfg, self.prepared, self.learner, self.folder = cfg, prepared, learner, folder
         self.record, self.clock, self.stop = record, clock, stop
         self.progress = Progress()
@@ -153,6 +156,7 @@ class Run:
             seed=self.cfg.seed,
             effective_batch=build.effective_batch(self.prepared.plan),
             learning_rate=self.learner.peak_rates[0],
+            init=dataclasses.asdict(self.origin) if self.origin else None,
         )
         for text in self.learner.cautions(self.prepared.plan.batch, self.prepared.plan.accumulate):
             self.record.write("event", name="batch", message=text)

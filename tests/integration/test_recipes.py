@@ -53,12 +53,16 @@ def phantoms(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_every_recipe_runs(settings, phantoms):
+def test_every_recipe_runs(settings, phantoms, monkeypatch):
+    """Two steps each, on a small network; pictures, and planning for a memory, are not a matter of the recipe and cost most."""
+    monkeypatch.setattr("segspeed.outcome.draw_overlays", lambda run, summary: [])
+    monkeypatch.setattr("segspeed.outcome.write_report", lambda folder: folder / "report.html")
     for name in [n for n in RECIPES if n != "finetune"] + ["finetune"]:
-        more = [f"init.run={phantoms}/runs/phantoms_ct/demo"] if name == "finetune" else []
-        mine = [t for t in TINY if name != "finetune" or not t.startswith("plan.")]
+        tiny = [t for t in TINY if name != "finetune" or not t.startswith("plan.")]
+        if name == "finetune":
+            tiny.append(f"init.run={phantoms}/runs/phantoms_ct/demo")
         if name == "small_gpu":
-            more = ["memory.limit=1.5GB"]
-        cfg = settings(f"experiment={name}", f"data.root={phantoms}/phantoms", "data.cases=4", *mine, *more,
+            tiny.append("memory.limit=null")
+        cfg = settings(f"experiment={name}", f"data.root={phantoms}/phantoms", "data.cases=4", "plan.batch=1", *tiny,
                        f"run.root={phantoms}/runs", f"run.name={name}")  # fmt: skip
         assert train(cfg)["steps"] == 2, name

@@ -319,6 +319,9 @@ class SaveConfig(Strict):
 class RunConfig(Strict):
     name: str | None = Field(None, description="the same name resumes the run; date and time if empty")
     root: str = Field("outputs", description="runs go to <root>/<cohort>/<name>")
+    experiment: str | None = Field(
+        None, description="the recipe of the settings, for tables; that of experiment=... if empty"
+    )
 
     @model_validator(mode="after")
     def _plain_name(self) -> RunConfig:

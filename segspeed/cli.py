@@ -59,6 +59,7 @@ class Frame:
         return found if self.schema is Config else [g for g in found if g in self.schema.model_fields]
 
     def text_keys(self) -> set[str]:
+        """Keys whose values are texts, even where they look like numbers."""
         return {k.path for k in keys(self.schema) if k.type.split(" or ")[0] == "text"}
 
 

@@ -45,6 +45,7 @@ class Stoppable(nn.Module):
         self.model, self.stop = model, stop
 
     def forward(self, windows: Tensor) -> Tensor:
+        """``(B, C, D, H, W)`` -> logits ``(B, K, D, H, W)``. Raises Interrupted once the end of the run is asked for."""
         self.stop.check()
         # Not compiled: doing that once more, for these shapes and without gradients, takes longer than a few volumes.
         return self.model.forward(windows)
@@ -261,7 +262,8 @@ class Run:
 
 
 def score(predictor: Predictor, case: str, entry: CacheEntry, norm: np.ndarray) -> list[float | None] | str:
-    """Dice a target of one case, or what is wrong with it: one case must not cost the scores of all others."""
+    """Dice a target of one case, whose constants are ``norm (C, 4)``, or what is wrong with it: one case must not cost the
+    scores of all others."""
     try:
         damage = shortened(entry, ("image", "label", "native_label"))
         if damage is not None:

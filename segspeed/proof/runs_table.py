@@ -44,6 +44,7 @@ class Entry:
 
     @property
     def finished(self) -> bool:
+        """Whether it was trained and scored to the end."""
         return self.result is not None
 
     @property

@@ -29,6 +29,7 @@ class BidsFile:
     suffix: str
 
     def get(self, entity: str) -> str | None:
+        """The value of an entity ("acq", "run"); None where the name has none."""
         return self.entities.get(entity)
 
     @property

@@ -39,6 +39,7 @@ class Measure:
 
     @property
     def median(self) -> float:
+        """Median over the cases."""
         return float(np.median(list(self.values.values())))
 
 

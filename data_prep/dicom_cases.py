@@ -33,6 +33,7 @@ class Wanted:
 
     @property
     def labelled(self) -> bool:
+        """Whether any label is known of the case."""
         return bool(self.objects) or self.label_file is not None
 
 

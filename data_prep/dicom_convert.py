@@ -56,6 +56,7 @@ class Job:
 
 
 def record_path(out: Path, case_id: str) -> Path:
+    """Where the outcome of a case is kept."""
     return out / "records" / f"{case_id}.json"
 
 
@@ -80,6 +81,7 @@ def known_outcome(job: Job) -> Outcome | None:
 
 
 def known_outcome_at(out: Path, case_id: str, key: str) -> Outcome | None:
+    """What an earlier call made of a case, if it was made from the same sources (``key``); else None."""
     path = record_path(out, case_id)
     try:
         found = from_plain(json.loads(path.read_text(encoding="utf-8")), Outcome)

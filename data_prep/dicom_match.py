@@ -36,6 +36,7 @@ def objects_of(
 
 
 def other_patient(one: LabelObject, series: Series) -> bool:
+    """Whether a label object and a series both name their patient, and not the same one."""
     return bool(one.patient and series.patient and one.patient != series.patient)
 
 

@@ -13,7 +13,8 @@ ALIKE = 2  # decimals of a pixel in which the corners of a polygon that was draw
 
 
 def distinct(polygons: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """``polygons`` without those that are the outline of an earlier one again, from any corner and in either direction."""
+    """Polygons ``(n, 2)`` of corners without those that are the outline of an earlier one again, from any corner and in
+    either direction."""
     found: dict[frozenset[tuple[frozenset[tuple[float, ...]], int]], np.ndarray] = {}
     for polygon in polygons:
         corners = [tuple(p) for p in (np.round(polygon, ALIKE) + 0.0).tolist()]

@@ -61,10 +61,12 @@ def keep_salt(out: Path, salt: str) -> None:
 
 
 def patient_code(patient: str, salt: str) -> str:
+    """Code of a patient, the same for the same salt."""
     return f"p{digest('patient|' + patient, salt)}"
 
 
 def study_code(study: str, salt: str) -> str:
+    """Code of a study, the same for the same salt."""
     return f"s{digest('study|' + study, salt, 6)}"
 
 

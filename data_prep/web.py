@@ -103,7 +103,8 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def open_address(remote: Remote, headers: dict[str, str], timeout: float) -> Any:
-    """The server's answer. Raises Broken for what may pass, Changed for a range it does not have, DataError."""
+    """The server's answer within ``timeout`` seconds. Raises Broken for what may pass, Changed for a range it does not have,
+    DataError."""
     try:
         return _opener().open(urllib.request.Request(remote.url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
@@ -164,6 +165,7 @@ def content_length(answer: http.client.HTTPResponse, remote: Remote) -> int | No
 
 
 def chunks(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    """The bytes of an answer, block by block. Raises Broken when the connection ends before they do."""
     try:
         while chunk := answer.read(CHUNK):
             yield chunk

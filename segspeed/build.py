@@ -299,11 +299,13 @@ def scaling_text(cfg: Config, plan: Plan, learner: Learner) -> str:
 
 
 def schedule_from(cfg: Config) -> Callable[[float], float]:
+    """Progress in [0, 1] to the share of the peak learning rate."""
     s = cfg.schedule
     return lambda progress: learning_rate_factor(progress, name=s.name, warmup=s.warmup, power=s.power, final=s.final)
 
 
 def horizon_from(cfg: Config) -> Horizon:
+    """When the run is over: after so many steps, or when its budget is spent."""
     if cfg.train.steps is not None:
         return StepHorizon(cfg.train.steps)
     assert cfg.train.budget is not None
@@ -320,7 +322,7 @@ def loader_from(
     first: int,
 ) -> Iterable[Batch]:
     """Endless batches from sample number ``first`` on: raw ones, or augmented ones where the loader says so
-    (``augments``)."""
+    (``augments``). ``norms`` holds the constants ``(C, 4)`` of each entry."""
     where = choose_residence(cfg.cache.resident, entries, device)
     if where == "device" and cfg.cache.resident == "auto" and not cfg.loader.target.endswith(".TorchLoader"):
         where = "disk"  # another loader reads its patches itself
@@ -400,4 +402,5 @@ def norm_of(own: np.ndarray, plan: Plan) -> np.ndarray:
 
 
 def cache_root(cfg: Config) -> Path:
+    """Folder of the preprocessed volumes."""
     return Path(cfg.cache.root) if cfg.cache.root else Path(cfg.run.root) / "cache"

@@ -59,6 +59,7 @@ class Frame:
         return found if self.schema is Config else [g for g in found if g in self.schema.model_fields]
 
     def text_keys(self) -> set[str]:
+        """Keys whose values are texts, even where they look like numbers."""
         return {k.path for k in keys(self.schema) if k.type.split(" or ")[0] == "text"}
 
 
@@ -153,6 +154,9 @@ def _through_hydra(main: Callable[[Any], int], frame: Frame) -> int:
             raw = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
         except OmegaConfBaseException as error:
             raise SettingsError([str(error).splitlines()[0]]) from error
+        chosen = HydraConfig.get().runtime.choices.get("experiment")
+        if frame.schema is Config and chosen and isinstance(raw, dict):
+            raw["run"]["experiment"] = raw["run"]["experiment"] or str(chosen)
         cfg = validate(raw, frame.schema)  # type: ignore[arg-type]
         check_targets(cfg)
         return cfg

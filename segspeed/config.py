@@ -87,6 +87,7 @@ class Component(Section):
 
     @property
     def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments of the object."""
         return dict(self.model_extra or {})
 
 
@@ -148,6 +149,8 @@ class PlanConfig(Strict):
 
 
 class CacheConfig(Strict):
+    """Preprocessed volumes on the disk."""
+
     root: str | None = Field(None, description="folder of the preprocessed volumes; <run.root>/cache if empty")
     workers: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field(
         "auto", description="processes that build it"
@@ -179,47 +182,65 @@ class LoaderConfig(Component):
 
 
 class RotationConfig(Strict):
+    """Rotation about the patch's centre."""
+
     probability: Fraction = Field(0.2, description="of a sample")
     degrees: tuple[float, float, float] = Field((15.0, 15.0, 15.0), description="largest angle about D, H, W")
 
 
 class ScaleConfig(Strict):
+    """Enlarging and shrinking."""
+
     probability: Fraction = Field(0.2, description="of a sample")
     range: Range = Field((0.7, 1.4), description="factor; over 1 enlarges")
 
 
 class FlipConfig(Strict):
+    """Mirroring."""
+
     probability: tuple[Fraction, Fraction, Fraction] = Field((0.5, 0.5, 0.5), description="along D, H, W")
 
 
 class NoiseConfig(Strict):
+    """Gaussian noise."""
+
     probability: Fraction = Field(0.1, description="of a sample")
     variance: Range = Field((0.0, 0.1), description="of the Gaussian noise, in normalised intensities")
 
 
 class BlurConfig(Strict):
+    """Gaussian blur."""
+
     probability: Fraction = Field(0.2, description="of a sample")
     sigma: Range = Field((0.5, 1.0), description="voxels")
     channel_probability: Fraction = Field(0.5, description="of a channel, once the sample is drawn")
 
 
 class BrightnessConfig(Strict):
+    """Intensities times a factor."""
+
     probability: Fraction = Field(0.15, description="of a sample")
     range: Range = Field((0.75, 1.25), description="factor")
 
 
 class ContrastConfig(Strict):
+    """Intensities spread about their mean."""
+
     probability: Fraction = Field(0.15, description="of a sample")
     range: Range = Field((0.75, 1.25), description="factor about the mean, clamped to the old range")
 
 
 class LowResolutionConfig(Strict):
+    """Fewer voxels, enlarged again."""
+
     probability: Fraction = Field(0.25, description="of a sample")
     zoom: Range = Field((0.5, 1.0), description="1 keeps the resolution, 0.5 halves it")
     channel_probability: Fraction = Field(0.5, description="of a channel, once the sample is drawn")
 
 
 class GammaConfig(Strict):
+    """Intensities to a power, on their own range."""
+
     probability: Fraction = Field(0.3, description="of a sample")
     range: Range = Field((0.7, 1.5), description="exponent")
     invert_probability: Fraction = Field(0.25, description="of those drawn, the share with inverted intensities")
@@ -257,6 +278,8 @@ class AugmentConfig(Strict):
 
 
 class ScheduleConfig(Strict):
+    """The learning rate over the run."""
+
     name: Literal["cosine", "poly", "constant"] = Field("cosine", description="shape after the warmup")
     warmup: Fraction = Field(0.05, description="share of the optimiser steps (or of the budget) that warms up")
     power: float = Field(0.9, gt=0, description="of poly")
@@ -278,6 +301,8 @@ class ScheduleConfig(Strict):
 
 
 class TrainConfig(Strict):
+    """How long, and how a step is made."""
+
     steps: Annotated[int, Field(ge=1)] | None = Field(None, description="optimiser steps; or give a budget")
     budget: Annotated[Seconds, Field(gt=0)] | None = Field(None, description="wall clock of training, e.g. 10min")
     accumulate: Literal["auto"] | Annotated[int, Field(ge=1)] = Field("auto", description="micro-batches a step")
@@ -296,6 +321,8 @@ class TrainConfig(Strict):
 
 
 class EvaluationConfig(Strict):
+    """Whole volumes by sliding window."""
+
     share: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="of the run that may go into evaluation")
     overlap: Annotated[float, Field(ge=0, lt=1)] = Field(0.5, description="of neighbouring windows")
     windows: int = Field(2, ge=1, description="windows in one forward pass")
@@ -303,6 +330,8 @@ class EvaluationConfig(Strict):
 
 
 class MemoryConfig(Strict):
+    """What training may take."""
+
     limit: Annotated[Literal["auto"] | Size, BeforeValidator(parse_size)] | None = Field(
         None,
         description="of training, e.g. 8GB: patch, batch and checkpointing are made to fit; auto: most of what is free",
@@ -313,6 +342,8 @@ class MemoryConfig(Strict):
 
 
 class SaveConfig(Strict):
+    """When the state of a run is saved."""
+
     every: Annotated[Seconds, Field(gt=0)] = Field(300.0, description="time between checkpoints, e.g. 5min")
 
 
@@ -326,8 +357,21 @@ FolderName = Annotated[str, AfterValidator(_plain_name)]
 
 
 class RunConfig(Strict):
+    """Where a run lies."""
+
     name: FolderName | None = Field(None, description="the same name resumes the run; date and time if empty")
     root: str = Field("outputs", description="runs go to <root>/<cohort>/<name>")
+    experiment: str | None = Field(
+        None, description="the recipe of the settings, for tables; that of experiment=... if empty"
+    )
+
+
+class InitConfig(Strict):
+    """What training begins from, besides random weights."""
+
+    run: str | None = Field(
+        None, description="run folder whose last weights training begins from; its network and spacing are taken, too"
+    )
 
 
 class BenchConfig(Strict):
@@ -417,6 +461,7 @@ class Config(Strict):
     evaluation: EvaluationConfig = EvaluationConfig()
     memory: MemoryConfig = MemoryConfig()
     save: SaveConfig = SaveConfig()
+    init: InitConfig = InitConfig()
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="auto: the fastest that is sound here"
     )

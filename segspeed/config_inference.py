@@ -40,6 +40,16 @@ class PredictConfig(InferenceConfig):
     probabilities: bool = Field(False, description="also a map of each class's probability")
 
 
+class ReportConfig(Strict):
+    """Several runs on one page."""
+
+    runs: Name | Names = Field(description="run folders, or a glob")
+    target: Name | None = Field(
+        None, description="the page, a .html file, the picture beside it as .png; beside the runs if empty"
+    )
+    overwrite: bool = Field(False, description="make an earlier comparison of that name anew")
+
+
 class EvaluateConfig(InferenceConfig):
     """Scores of a run on a data set, of anybody's predictions, or a comparison of two."""
 

@@ -38,7 +38,7 @@ class Progress:
     elapsed: float = 0.0
 
     def count(self, samples: int, seconds: float) -> None:
-        """One more step, of ``samples`` patches."""
+        """One more step, of ``samples`` patches, that took so many seconds."""
         self.step += 1
         self.sample += samples
         self.elapsed += seconds

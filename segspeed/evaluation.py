@@ -58,7 +58,8 @@ class Predictor:
 def evaluate_cases(
     predictor: Predictor, entries: Sequence[CacheEntry], norms: Sequence[np.ndarray]
 ) -> Iterator[tuple[str, list[float | None]]]:
-    """Case id and Dice a target (None: absent from reference and prediction), as they are scored."""
+    """Case id and Dice a target (None: absent from reference and prediction), as they are scored. ``norms``: constants ``(C,
+    4)`` of each entry."""
     for entry, norm in zip(entries, norms, strict=True):
         geometry = entry.geometry
         axis = predictor.slow_axis(geometry.target_shape)

@@ -41,6 +41,7 @@ class Folds:
 
     @property
     def title(self) -> str:
+        """A heading for the report."""
         of = f" of {self.wanted}" if self.missing else ""
         cohort = self.each[0].run.cohort.name
         return f"{cohort}: cross-validation over {len(self.each)}{of} folds"

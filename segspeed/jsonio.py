@@ -56,4 +56,5 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, kind: type[T]) -> T:
+    """A value of type ``kind`` from a file. Raises ValueError where it is none, OSError where there is no file."""
     return from_plain(json.loads(path.read_text(encoding="utf-8")), kind)

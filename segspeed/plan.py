@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from segspeed.cli import door
 from segspeed.config import Config
+from segspeed.types import SettingError
 
 
 def main(cfg: Config) -> int:
@@ -21,6 +22,10 @@ def main(cfg: Config) -> int:
     from segspeed.preparation import inspect_cohort, plan_for, refuse, split_for
     from segspeed.record.live import console, say, track
 
+    if cfg.init.run is not None:
+        raise SettingError(
+            "this chooses a network for a memory, which the weights of init.run do not fit; leave it out"
+        )
     if cfg.memory.limit is None:
         cfg = cfg.model_copy(update={"memory": cfg.memory.model_copy(update={"limit": "auto"})})
     device = build.device_from(cfg)

@@ -35,6 +35,7 @@ class Outcome:
 
 
 def output_path(output: Path, case: str) -> Path:
+    """The label map of a case."""
     return output / f"{re.sub(r'[/:]', '_', case)}.nii.gz"
 
 

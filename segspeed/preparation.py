@@ -21,6 +21,7 @@ from segspeed.data.inspect import ACCEPTABLE, Rules, inspect_cases
 from segspeed.data.plan import grid_of, make_plan
 from segspeed.data.prepare import prepare_cases
 from segspeed.data.split import choose_split
+from segspeed.finetune import source_of
 from segspeed.memory.within import plan_within
 from segspeed.record.live import say
 from segspeed.shards import Shard
@@ -139,8 +140,9 @@ def refuse(problems: list[Problem], command: str) -> None:
 def plan_for(
     cfg: Config, cohort: Cohort, facts: dict[str, CaseFacts], split: Split, device: str
 ) -> tuple[Fingerprint, Plan]:
-    """The fingerprint of the training cases, and the Plan made of it."""
+    """The fingerprint of the training cases, and the Plan made of it (and of the run in ``init.run``)."""
     measured = fingerprint([facts[i] for i in split.train])
+    source = source_of(cfg, cohort)
     plan = make_plan(
         measured,
         channels=cohort.channels,
@@ -148,6 +150,7 @@ def plan_for(
         device=device,
         overrides=cfg.plan,
         accumulate=1 if cfg.train.accumulate == "auto" else cfg.train.accumulate,
+        source=source.plan if source else None,
     )
     return measured, plan
 
@@ -169,10 +172,11 @@ def prepare(
     facts, problems = inspect_cohort(cfg, cohort, track, shard=shard)
     refuse(problems, "python -m data_prep.check with the same data settings")
     split = split_for(cfg, cohort, facts)
-    measured, plan = plan_for(cfg, cohort, facts, split, device)
     if frozen is not None:
-        plan = frozen
-    elif cfg.memory.limit is not None and shard is None:
+        measured, plan = fingerprint([facts[i] for i in split.train]), frozen
+    else:
+        measured, plan = plan_for(cfg, cohort, facts, split, device)
+    if frozen is None and cfg.memory.limit is not None and shard is None:
         plan = plan_within(cfg, cohort, measured, torch.device(device), say)
     wanted = [i for part in (split.train, split.val) for i in part]
     wanted = shard.own(wanted) if shard else wanted

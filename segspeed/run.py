@@ -20,6 +20,7 @@ from segspeed.data.cache import CacheEntry
 from segspeed.data.wholeness import shortened
 from segspeed.engine import Learner, Progress, fit
 from segspeed.evaluation import Predictor, evaluate_cases
+from segspeed.finetune import Origin
 from segspeed.metric.summary import EMPTY_POLICY, Summary, summarise
 from segspeed.monitor import Monitor
 from segspeed.preparation import Prepared
@@ -44,6 +45,7 @@ class Stoppable(nn.Module):
         self.model, self.stop = model, stop
 
     def forward(self, windows: Tensor) -> Tensor:
+        """``(B, C, D, H, W)`` -> logits ``(B, K, D, H, W)``. Raises Interrupted once the end of the run is asked for."""
         self.stop.check()
         # Not compiled: doing that once more, for these shapes and without gradients, takes longer than a few volumes.
         return self.model.forward(windows)
@@ -71,7 +73,9 @@ class Run:
         record: RunRecord,
         clock: Clock,
         stop: StopRequest,
+        origin: Origin | None = None,
     ) -> None:
+        self.origin = origin
         self.cfg, self.prepared, self.learner, self.folder = cfg, prepared, learner, folder
         self.record, self.clock, self.stop = record, clock, stop
         self.progress = Progress()
@@ -153,6 +157,7 @@ class Run:
             seed=self.cfg.seed,
             effective_batch=build.effective_batch(self.prepared.plan),
             learning_rate=self.learner.peak_rates[0],
+            init=dataclasses.asdict(self.origin) if self.origin else None,
         )
         for text in self.learner.cautions(self.prepared.plan.batch, self.prepared.plan.accumulate):
             self.record.write("event", name="batch", message=text)
@@ -257,7 +262,8 @@ class Run:
 
 
 def score(predictor: Predictor, case: str, entry: CacheEntry, norm: np.ndarray) -> list[float | None] | str:
-    """Dice a target of one case, or what is wrong with it: one case must not cost the scores of all others."""
+    """Dice a target of one case, whose constants are ``norm (C, 4)``, or what is wrong with it: one case must not cost the
+    scores of all others."""
     try:
         damage = shortened(entry, ("image", "label", "native_label"))
         if damage is not None:

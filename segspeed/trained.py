@@ -78,7 +78,7 @@ def load_run(folder: Path, how: InferenceConfig, device: torch.device) -> Traine
     precision = Precision(run.precision if how.precision == "run" else how.precision, device)
     bare = cfg.model_copy(update={"memory": cfg.memory.model_copy(update={"checkpointing": "none"}), "compile": False})
     model = build.network_from(bare, plan, cohort, precision)
-    _load_weights(model, folder, how.weights)
+    put_weights(model, read_weights(folder, how.weights), folder)
     axes = tuple(axis for axis, p in enumerate(cfg.augment.flip.probability) if p > 0) if how.mirror else ()
     window = Window(plan.patch, how.overlap, how.windows)
     predictor = Predictor(model.eval(), window, precision, cohort.table, axes, build.output_pairs(cfg.data, cohort))
@@ -116,19 +116,32 @@ def refuse_strangers(settings: Mapping[str, Any], trust: tuple[str, ...], folder
             refuse_strangers({str(n): v for n, v in enumerate(value)}, trust, folder)
 
 
-def _load_weights(model: torch.nn.Module, folder: Path, which: str) -> None:
+def read_weights(folder: Path, which: str) -> dict[str, Any]:
+    """What the checkpoint of a run's "last" or "best" weights holds. Raises DataError when there is none, or it is damaged."""
     path = folder / (LAST if which == "last" else BEST)
     try:
         state = load_checkpoint(path)
+        if not isinstance(state.get("model"), dict):
+            raise ValueError("it holds no weights")
+    except FileNotFoundError as error:
+        raise DataError(f"{folder} has no {path.name}; has the run been evaluated or saved yet?") from error
+    except Exception as error:  # a damaged or foreign archive fails in many ways
+        raise DataError(f"{path} cannot be loaded ({type(error).__name__}: {first_line(error)})") from error
+    return state
+
+
+def put_weights(model: torch.nn.Module, state: Mapping[str, Any], folder: Path) -> None:
+    """Give ``model`` the weights of a checkpoint, the averaged ones where there are any. Raises DataError when they do not fit."""
+    try:
         model.load_state_dict(state["model"])
         if state.get("ema"):
             average = WeightAverage(model, 0.0)
             average.load_state_dict(state["ema"])
             average.put_into(model)
-    except FileNotFoundError as error:
-        raise DataError(f"{folder} has no {path.name}; has the run been evaluated or saved yet?") from error
-    except Exception as error:  # a damaged or foreign archive fails in many ways
-        raise DataError(f"{path} cannot be loaded ({type(error).__name__}: {first_line(error)})") from error
+    except Exception as error:  # a state of another network, or a foreign one
+        raise DataError(
+            f"the weights of {folder} cannot be loaded ({type(error).__name__}: {first_line(error)})"
+        ) from error
 
 
 def with_values_of(cohort: Cohort, other: Cohort) -> Cohort:

@@ -17,11 +17,13 @@ from segspeed.config import Config
 from segspeed.data.cache import CacheEntry
 from segspeed.data.wholeness import refuse_shortened, remove_abandoned
 from segspeed.engine import Learner
+from segspeed.finetune import Origin, begin_from, seen_cases, source_of
 from segspeed.jsonio import read_json, write_json
 from segspeed.loader.torch_loader import worker_death
 from segspeed.model.networks import count_parameters
 from segspeed.outcome import disk_faults, finish_run
 from segspeed.preparation import Prepared, prepare
+from segspeed.record.checkpoints import has_checkpoint
 from segspeed.record.live import say, silence, track
 from segspeed.record.report import write_report
 from segspeed.record.run_folder import RunFolder, choose_folder, differing_keys
@@ -68,6 +70,8 @@ def train(cfg: Config) -> dict[str, Any]:
         result = first(lambda: complete(folder))
         if result is not None:
             return result
+        if frozen is None:
+            first(lambda: source_of(cfg, cohort))  # what cannot be begun from is told before all cases are read
         return train_in(folder, cfg, cohort, device, frozen, clock)
 
 
@@ -85,12 +89,15 @@ def train_in(
         same_data(folder, prepared)
         record = RunRecord(folder.record if is_main() else None)
         model = build.network_from(cfg, prepared.plan, cohort, precision)
+        origin = None if has_checkpoint(folder.path) else begin_from(cfg, prepared.plan, cohort, model)
         learner = build.learner_from(cfg, model, precision, prepared.cohort.table, prepared.plan)
     announce(prepared, precision, reason, learner, folder)
+    if origin is not None:
+        tell_origin(origin, prepared)
     if cfg.schedule.scaling != "none":
         say(build.scaling_text(cfg, prepared.plan, learner))
     with catch_stop_signals() as stop:
-        run = Run(cfg, prepared, learner, folder, record, clock, stop)
+        run = Run(cfg, prepared, learner, folder, record, clock, stop, origin)
         with advice([prepared.entries[i] for i in prepared.split.train]):
             run.go()
             return finish_run(run)
@@ -232,6 +239,17 @@ def same_data(folder: RunFolder, prepared: Prepared) -> None:
         raise DataError(
             f"the data is not what {folder.path} began with ({listed}). Bring it back to go on with this run, "
             "or choose another run.name"
+        )
+
+
+def tell_origin(origin: Origin, prepared: Prepared) -> None:
+    """One line on what training begins from, and a warning where that run has learnt the cases that are to judge."""
+    say(origin.told)
+    seen = seen_cases(Path(origin.run), {i: prepared.facts[i].digest for i in prepared.split.val})
+    if seen:
+        say(
+            f"warning: {origin.run} was trained on {len(seen)} of the {len(prepared.split.val)} validation cases "
+            f"({', '.join(seen[:10])}), so their Dice says too much; take the same split"
         )
 
 

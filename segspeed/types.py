@@ -41,7 +41,7 @@ class RunStopped(RuntimeError):
 
 
 def first_line(error: BaseException, limit: int = 160) -> str:
-    """What an error says in one line; its type's name where it says nothing."""
+    """What an error says in one line of at most ``limit`` characters; its type's name where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:limit]
 
 
@@ -97,6 +97,7 @@ class LabelTable:
 
     @property
     def ignore_index(self) -> int | None:
+        """Index of ignored voxels in arrays; None where nothing is ignored."""
         return len(self.classes) + 1 if self.ignore else None
 
     @property
@@ -156,6 +157,7 @@ class Cohort:
 
     @property
     def table(self) -> LabelTable:
+        """What the values of its label files mean."""
         return LabelTable(self.labels, self.background, self.ignore, self.regions)
 
     @property
@@ -173,6 +175,7 @@ class Cohort:
         return {case.id: case for case in reversed(self.cases)}  # the first of two with one id
 
     def case(self, case_id: str) -> Case:
+        """The case of this id. Raises KeyError."""
         return self._by_id[case_id]
 
 
@@ -194,11 +197,13 @@ class Geometry:
 
     @property
     def crop_shape(self) -> Shape3:
+        """(D, H, W) after the crop, before resampling."""
         a, b, c = (stop - start for start, stop in self.crop)
         return (a, b, c)
 
     @property
     def resampled(self) -> bool:
+        """Whether resampling changes the number of voxels."""
         return self.crop_shape != self.target_shape
 
 
@@ -285,6 +290,7 @@ class Batch:
     cases: tuple[str, ...]
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
+        """The same batch on another device; ``index`` stays where it is."""
         move = lambda t: t.to(device, non_blocking=non_blocking)  # noqa: E731
         return Batch(move(self.image), move(self.label), move(self.norm), self.index, self.cases)
 

@@ -23,6 +23,7 @@ MOVED = {
     "num_workers": "loader.workers", "workers": "loader.workers", "learning_rate": "optimizer.lr", "lr": "optimizer.lr",
     "weight_decay": "optimizer.weight_decay",
     "amp": "precision", "output": "run.root", "output_dir": "run.root", "patch_size": "plan.patch",
+    "finetune.run": "init.run", "pretrained": "init.run", "init": "init.run", "finetune": "experiment=finetune",
     "roi_size": "plan.patch", "spacing": "plan.spacing", "gpu": "device",
 }  # fmt: skip
 
@@ -101,6 +102,11 @@ def _impossible(cfg: Config) -> list[str]:
     if cfg.train.exact_batch_dice and cfg.loss.kwargs.get("batch_dice") is not True:
         problems.append(
             "train.exact_batch_dice=true pools a Dice over the step that loss.batch_dice=true pools; set that, too"
+        )
+    if cfg.init.run is not None and cfg.memory.limit is not None:
+        problems.append(
+            "memory.limit chooses another patch and network, which the weights of init.run do not fit; leave it out and set "
+            "plan.batch, train.accumulate and memory.checkpointing by hand"
         )
     low = [n for n in cfg.plan.patch if n < 1] if cfg.plan.patch != "auto" else []
     if low:

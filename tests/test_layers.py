@@ -23,14 +23,16 @@ LAYERS = [
     {"engine"},
     {"build", "ceiling"},
     {"memory"},
-    {"preparation", "monitor", "trained", "inputs"},
+    {"trained"},
+    {"finetune"},
+    {"preparation", "monitor", "inputs"},
     {"prediction", "stamp", "folds"},
     {"benchmarks"},
     {"run"},
     {"outcome"},
     {"training"},
     {"proof"},
-    {"ladder", "speedrun", "train", "bench", "predict", "evaluate", "plan"},
+    {"ladder", "speedrun", "train", "bench", "predict", "evaluate", "plan", "report"},
 ]
 RANK = {room: n for n, rooms in enumerate(LAYERS) for room in rooms}
 

@@ -25,6 +25,7 @@ def test_every_choice_of_every_group_is_valid(settings):
         for path in sorted((config_folder() / group).glob("*.yaml")):
             extra = ["data.root=x"] if group == "data" and path.stem not in ("phantoms", "pairs") else []
             extra += ["data.out=y"] if path.stem == "dicom" else []
+            extra += ["init.run=x"] if path.stem == "finetune" else []
             check_targets(settings(f"{group}={path.stem}", *extra))
             head = path.read_text().splitlines()
             assert any(line.startswith("#   python -m segspeed.train") for line in head), f"{path} shows no command"

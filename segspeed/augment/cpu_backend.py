@@ -34,7 +34,8 @@ def augment_on_cpu(
     spacing: Triple,
     swap_on_flip: Sequence[tuple[int, int]],
 ) -> tuple[Tensor, Tensor]:
-    """`segspeed.augment.torch_backend.augment` for tensors in RAM; all of torch's threads work on one volume at a time."""
+    """`segspeed.augment.torch_backend.augment` for tensors in RAM: ``image (B, C, D, H, W)``, ``label (B, D, H, W)``,
+    ``norm (B, C, 4)``, ``spacing`` in mm. All of torch's threads work on one volume at a time."""
     batch, channels = image.shape[:2]
     out = torch.empty((batch, channels, *patch))
     placed = torch.empty((batch, *patch), dtype=label.dtype)

@@ -56,6 +56,8 @@ def border(image, label, z, y, x, out, out_label, d, h, w):  # type: ignore[no-u
 
 @njit(**FAST)
 def fill(image, label, m, t, out, out_label, first, last):  # type: ignore[no-untyped-def]
+    """Planes ``first`` to ``last`` of ``out (C, d, h, w)`` and ``out_label (d, h, w)`` from ``image (C, D, H, W)`` and ``label
+    (D, H, W)``: an output voxel reads at ``m (3, 3)`` times its index plus ``t (3,)``, in input voxels."""
     channels, depth, height, width = image.shape
     rows, columns = out_label.shape[1], out_label.shape[2]
     flat_label = label.ravel()

@@ -87,7 +87,8 @@ def _turn(
 
 
 def centre_of_patch(size: np.ndarray, patch: np.ndarray) -> np.ndarray:
-    """Index of the patch's centre within what was read: the centre crop of an odd difference lies half a voxel off."""
+    """Index ``(3,)`` of the centre of a patch of ``patch (3,)`` voxels within the ``size (3,)`` that was read: the centre
+    crop of an odd difference lies half a voxel off."""
     return np.asarray((size - patch) // 2 + (patch - 1) / 2)
 
 

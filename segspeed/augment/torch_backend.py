@@ -31,7 +31,7 @@ def augment(
     norm: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Normalise by ``norm (B, C, 4)`` if given, then apply ``params``, to ``image (B, C, D, H, W)`` float32 and
-    ``label (B, D, H, W)``; the inputs are left as they are. Returns both with sides ``patch``.
+    ``label (B, D, H, W)``; the inputs are left as they are. Returns both with sides ``patch``. ``spacing`` in mm.
 
     Order: rotation, scale and flip; noise; blur; brightness; contrast; low resolution; gamma (nnU-Net's order). Tensors in
     RAM take compiled loops (`segspeed.augment.cpu_backend`), others plain torch.
@@ -57,5 +57,5 @@ def augment(
 
 
 def compiled(image: Tensor) -> bool:
-    """Whether the compiled loops can work on it."""
+    """Whether the compiled loops can work on ``image (B, C, D, H, W)``."""
     return image.device.type == "cpu"

@@ -47,6 +47,7 @@ class Work:
     multiply_adds: float
 
     def seconds(self, rates: Rates, voxels: int) -> float:
+        """Seconds that a patch of so many voxels takes at these rates."""
         return voxels * (
             self.copies * rates.copy
             + self.label_copies * rates.copy_label

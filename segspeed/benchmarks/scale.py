@@ -59,10 +59,12 @@ class Size:
 
     @property
     def amount(self) -> int:
+        """What grows: cases, voxels of a case, or classes."""
         return {"cases": self.cases, "voxels": self.side**3, "classes": self.classes}[self.axis]
 
     @property
     def name(self) -> str:
+        """Name of the cohort's folder."""
         return f"{self.cases}_of_{self.side}_with_{self.classes}"
 
 

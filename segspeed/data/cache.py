@@ -39,6 +39,7 @@ def entry_key(digest: str, settings: Mapping[str, Any]) -> str:
 
 
 def entry_path(root: Path, cohort: str, case_id: str, key: str) -> Path:
+    """Folder of a case's entry; ``key`` is the digest of all it depends on."""
     return root / cohort / f"{_plain(case_id)}-{key}"
 
 
@@ -97,6 +98,7 @@ def write_entry(path: Path, case_id: str, arrays: PreparedArrays, storage: Stora
 
 
 def entry_bytes(path: Path) -> int:
+    """Bytes of an entry's files."""
     return sum(f.stat().st_size for f in path.iterdir())
 
 
@@ -146,10 +148,12 @@ class CacheEntry:
 
     @property
     def about(self) -> Mapping[str, Any]:
+        """What ``case.json`` says of the entry."""
         return _about(self.path)
 
     @property
     def case_id(self) -> str:
+        """Id of the case."""
         return str(self.about["case"])
 
     @property
@@ -193,6 +197,7 @@ class CacheEntry:
 
     @property
     def geometry(self) -> Geometry:
+        """The way back to the file's grid."""
         return from_plain(self.about["geometry"], Geometry)
 
 
@@ -242,9 +247,11 @@ class ResidentEntry:
 
     @property
     def class_indices(self) -> tuple[int, ...]:
+        """Classes present in ``label``."""
         return tuple(self.voxels)
 
     def foreground(self, class_index: int) -> np.ndarray:
+        """Voxel coordinates ``(n, 3)`` of a class in ``label``."""
         return self.voxels[class_index]
 
 

@@ -42,6 +42,7 @@ class Stack:
 
     @property
     def affine(self) -> np.ndarray:
+        """4x4, (column, row, slice) to mm, right, anterior and up positive."""
         made: np.ndarray = TO_RAS @ self.grid.affine
         return made
 

@@ -77,6 +77,7 @@ class Series:
 
     @property
     def files(self) -> tuple[Path, ...]:
+        """The files of the frames, each once, in order."""
         return tuple(dict.fromkeys(f.file for f in self.frames))
 
 
@@ -257,7 +258,8 @@ def _frames(head: Any, path: Path) -> Iterator[Frame]:
 
 
 def make_frame(path: Path, number: int | None, head: Any, position: Any, orientation: Any, spacing: Any) -> Frame:
-    """A Frame with unit direction vectors. Raises ValueError for values that describe no plane."""
+    """A Frame with unit direction vectors; ``position`` and ``spacing`` (of rows, of columns) in mm. Raises ValueError for
+    values that describe no plane."""
     x, y, z = (float(v) for v in position)
     turned = np.array([float(v) for v in orientation]).reshape(2, 3)
     lengths = np.linalg.norm(turned, axis=1)

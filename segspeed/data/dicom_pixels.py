@@ -99,7 +99,7 @@ def _line(stored: np.ndarray, slope: Any, intercept: Any) -> np.ndarray:
 
 
 def smallest_type(values: np.ndarray) -> np.ndarray:
-    """``values`` as int16 where that keeps them exactly, else as they are."""
+    """``values`` (any shape) as int16 where that keeps them exactly, else as they are."""
     low, high = np.iinfo(np.int16).min, np.iinfo(np.int16).max
     if values.min() >= low and values.max() <= high and np.array_equal(values, np.rint(values)):
         return values.astype(np.int16)

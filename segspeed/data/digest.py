@@ -21,6 +21,7 @@ def hash_file(path: Path) -> str:
 
 
 def hash_text(text: str) -> str:
+    """SHA-256 of a text, hexadecimal."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -68,6 +69,7 @@ class Memo:
             self._scanned[path] = start
 
     def get(self, key: str) -> object | None:
+        """The last value of a key; None where there is none, or it is damaged."""
         if key not in self._places:
             return None
         path, start = self._places[key]
@@ -80,6 +82,7 @@ class Memo:
         return value if found == key else None
 
     def put(self, key: str, value: object) -> None:
+        """Append a value (whatever JSON holds); forgotten at once where there is no file."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)

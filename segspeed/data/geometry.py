@@ -49,6 +49,7 @@ class Volume:
 
     @property
     def shape(self) -> Shape3:
+        """(D, H, W) in voxels."""
         d, h, w = self.array.shape
         return (d, h, w)
 
@@ -203,7 +204,8 @@ def off_grid_mm(volume: Volume, other: Volume) -> float:
 
 
 def corner_distance_mm(affine_a: np.ndarray, shape_a: Shape3, affine_b: np.ndarray, shape_b: Shape3) -> float:
-    """Largest distance in mm between corresponding corners (outer voxel centres) of two grids."""
+    """Largest distance in mm between corresponding corners (outer voxel centres) of two grids, told by
+    their affines (4x4, voxel to mm) and shapes."""
 
     def corners(affine: np.ndarray, shape: Shape3) -> np.ndarray:
         at = np.array(list(itertools.product(*[(0, n - 1) for n in shape])), dtype=float)

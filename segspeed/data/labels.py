@@ -234,7 +234,7 @@ def _whole(values: np.ndarray, step: float) -> np.ndarray:
 
 
 def to_file_values(indices: np.ndarray, labels: Mapping[str, tuple[int, ...]]) -> np.ndarray:
-    """Class indices into the values of the user's files (the first where several are merged), in the smallest
+    """Class indices (any shape) into the values of the user's files (the first where several are merged), in the smallest
     unsigned type that holds them (signed where a value is negative)."""
     values = np.array([0, *(v[0] for v in labels.values())], dtype=np.int64)
     kinds = (np.uint8, np.uint16, np.uint32) if values.min() >= 0 else (np.int8, np.int16, np.int32)

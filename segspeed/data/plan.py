@@ -31,17 +31,22 @@ def make_plan(
     overrides: PlanConfig,
     accumulate: int = 1,
     patch_voxels: int | None = None,
+    source: Plan | None = None,
 ) -> Plan:
     """The Plan for a fingerprint on a "cpu" or "cuda" device; ``patch_voxels`` takes the place of the device's usual most.
 
-    Raises DataError for values that cannot work.
+    ``source`` is the Plan of a run whose weights are to fit: its network, and its spacing and patch unless set by hand; batch and
+    normalisation follow from the fingerprint as ever. Raises DataError for values that cannot work.
     """
     kind = device if device in BUDGET else "cpu"
     why: dict[str, str] = {}
-    spacing, coarse = _spacing(fp, overrides, why)
+    spacing, coarse = _spacing(fp, overrides, why, source)
     median = _median_shape(fp, spacing)
-    patch, strides, kernels = _patch_and_levels(median, spacing, patch_voxels or BUDGET[kind], overrides, why)
-    features = _features(len(strides), kind, overrides, why)
+    if source is None:
+        patch, strides, kernels = _patch_and_levels(median, spacing, patch_voxels or BUDGET[kind], overrides, why)
+        features = _features(len(strides), kind, overrides, why)
+    else:
+        patch, strides, kernels, features = _network_of(source, kind, overrides, why)
     batch = _batch(fp, spacing, patch, kind, overrides, why)
     normalisation, ct = _normalisation(fp, channels, overrides, why)
     if classes < 1:
@@ -67,7 +72,30 @@ def grid_of(plan: Plan) -> Grid:
     return Grid(plan.spacing, plan.coarse_axis, tuple(name == "ct" for name in plan.normalisation))
 
 
-def _spacing(fp: Fingerprint, overrides: PlanConfig, why: dict[str, str]) -> tuple[Triple, int | None]:
+def _network_of(
+    source: Plan, kind: str, overrides: PlanConfig, why: dict[str, str]
+) -> tuple[Shape3, tuple[Shape3, ...], tuple[Shape3, ...], tuple[int, ...]]:
+    """Patch, strides, kernels and features of a run whose weights are to fit."""
+    patch, that = source.patch, "that of the run in init.run"
+    why["patch"] = why["levels"] = why["features"] = that
+    if overrides.patch != "auto":
+        patch, why["patch"] = _by_hand(overrides.patch, np.array(source.divisor)), "set by hand"
+    if (overrides.features, overrides.width, overrides.finest_width) != ("auto", "auto", "auto"):
+        wanted = _features(len(source.strides), kind, overrides, why)
+        if wanted != source.features:
+            raise SettingError(
+                f"the network of init.run has {list(source.features)} channels a level, and plan.features, plan.width or "
+                f"plan.finest_width ask for {list(wanted)}; set these to auto, or leave init.run out"
+            )
+    return patch, source.strides, source.kernels, source.features
+
+
+def _spacing(
+    fp: Fingerprint, overrides: PlanConfig, why: dict[str, str], source: Plan | None = None
+) -> tuple[Triple, int | None]:
+    if source is not None and overrides.spacing == "auto":
+        why["spacing"] = "that of the run in init.run, so that structures have the size its features know"
+        return source.spacing, source.coarse_axis
     all_spacings = np.array(fp.spacings)
     target = np.median(all_spacings, axis=0)
     shape = np.median(np.array(fp.crop_shapes), axis=0)
@@ -112,15 +140,8 @@ def _patch_and_levels(
         )
     strides, kernels = _levels(wanted, spacing)
     divisor = np.prod(np.array(strides), axis=0)
-    if by_hand:
-        wrong = wanted.astype(int) % divisor
-        if wrong.any():
-            near = [max(int(d), int(round(n / d) * d)) for n, d in zip(wanted, divisor, strict=True)]
-            raise SettingError(
-                f"plan.patch={[int(v) for v in wanted]} is not a multiple of the strides {divisor.tolist()}; "
-                f"nearest: [{','.join(map(str, near))}]"
-            )
-        d, h, w = (int(v) for v in wanted)
+    if overrides.patch != "auto":
+        d, h, w = _by_hand(overrides.patch, divisor)
     else:
         d, h, w = (int(max(1, math.ceil(n / q - 0.25)) * q) for n, q in zip(wanted, divisor, strict=True))
         while d * h * w > 1.15 * budget:
@@ -132,6 +153,17 @@ def _patch_and_levels(
         f"at most {MAX_LEVELS} levels; a kernel is 1 thick along an axis twice as coarse as the finest"
     )
     return (d, h, w), strides, kernels
+
+
+def _by_hand(patch: Shape3, divisor: np.ndarray) -> Shape3:
+    """``patch`` (D, H, W) in voxels, if the strides divide it. Raises SettingError with the nearest one that they do."""
+    if (np.array(patch) % divisor).any():
+        near = [max(int(d), int(round(n / d) * d)) for n, d in zip(patch, divisor, strict=True)]
+        raise SettingError(
+            f"plan.patch={list(patch)} is not a multiple of the strides {divisor.tolist()}; "
+            f"nearest: [{','.join(map(str, near))}]"
+        )
+    return patch
 
 
 def _levels(patch: np.ndarray, spacing: Triple) -> tuple[tuple[Shape3, ...], tuple[Shape3, ...]]:

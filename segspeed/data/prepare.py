@@ -97,7 +97,8 @@ def _build(
 
 
 def forecast_bytes(facts: Sequence[CaseFacts], spacing: Triple, channels: int = 1, storage: Storage = Storage()) -> int:
-    """Bytes the entries of these cases will take (with blosc2 at most: how far it compresses is not known before)."""
+    """Bytes the entries of these cases will take at ``spacing`` (D, H, W) in mm; with blosc2 at most: how far it compresses is
+    not known before."""
     size = 2 if storage.dtype == "float16" else 4
     total = 0
     for f in facts:

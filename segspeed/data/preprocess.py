@@ -158,7 +158,7 @@ def target_shape(shape: tuple[int, ...], spacing: Triple, target: Triple) -> Sha
 
 
 def zscore_constants(channel: np.ndarray) -> np.ndarray:
-    """low, high, mean, std of a channel. A constant one gets std 1, so that it becomes all zeros."""
+    """low, high, mean, std ``(4,)`` of a channel ``(D, H, W)``. A constant one gets std 1, so that it becomes all zeros."""
     mean = float(channel.mean(dtype=np.float64))
     squares = sum(float(np.square(plane.astype(np.float64) - mean).sum()) for plane in channel)  # never twice in memory
     std = (squares / channel.size) ** 0.5
@@ -231,7 +231,7 @@ def _covered(matrix: np.ndarray, plane: int, size: tuple[int, ...], shape: tuple
 
 
 def share_outside(indices: np.ndarray, label: Volume, image: Volume) -> float:
-    """Share of a label's foreground voxels whose centres lie outside their image, 0 to 1."""
+    """Share of a label's foreground voxels (``indices (D, H, W)`` over 0) whose centres lie outside their image, 0 to 1."""
     where = np.argwhere(indices > 0)
     if not len(where):
         return 0.0

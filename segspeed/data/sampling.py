@@ -51,7 +51,7 @@ class PatchSampler:
         return self.read_into(index, image, label), image, label
 
     def read_into(self, index: int, image: np.ndarray, label: np.ndarray) -> int:
-        """`read` into arrays that are there already, a row of a batch for instance. Returns the case number."""
+        """`read` into ``image (C, d, h, w)`` and ``label (d, h, w)``, a row of a batch for instance. Returns the case number."""
         number, start = self.draw(index)
         read_patch(self.entries[number], start, image, label, fill=self.norms[number][:, 2])
         return number

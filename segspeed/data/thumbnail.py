@@ -42,7 +42,7 @@ def draw(image: np.ndarray, label: np.ndarray | None, spacing: Triple) -> np.nda
     """Palette indices ``(HEIGHT, WIDTH)`` uint8: below GREYS a shade, from there on the colours of the classes.
 
     Superior or anterior is up and the patient's right is on the right, as `(D, H, W)` arrays lie. The sagittal slice
-    looks to the right.
+    looks to the right. ``spacing`` in mm.
     """
     assert image.ndim == 3, f"an image has three axes, not {image.shape}"
     if label is not None and label.shape != image.shape:
@@ -67,7 +67,8 @@ def draw(image: np.ndarray, label: np.ndarray | None, spacing: Triple) -> np.nda
 
 
 def panel_sizes(shape: Sequence[int], spacing: Triple) -> tuple[tuple[int, int], ...]:
-    """(height, width) in pixels of the axial, coronal and sagittal slice: one scale for all, as large as fits."""
+    """(height, width) in pixels of the axial, coronal and sagittal slice: one scale for all, as large as fits. ``spacing``
+    in mm."""
     d, h, w = (n * s for n, s in zip(shape, spacing, strict=True))
     planes = ((h, w), (d, w), (d, h))
     scale = min((WIDTH - 2 * GAP - 3) / sum(p[1] for p in planes), HEIGHT / max(p[0] for p in planes))
@@ -75,7 +76,8 @@ def panel_sizes(shape: Sequence[int], spacing: Triple) -> tuple[tuple[int, int],
 
 
 def slices(label: np.ndarray) -> tuple[int, int, int] | None:
-    """The plane an axis that lies nearest to the foreground's centre of mass and holds foreground; None without any.
+    """The plane an axis of ``label (D, H, W)`` that lies nearest to the foreground's centre of mass and holds foreground;
+    None without any.
 
     Two kidneys have their centre of mass in the spine, where no plane from front to back shows either.
     """

@@ -11,12 +11,14 @@ from segspeed.types import LabelTable
 
 
 def probabilities(scores: Tensor, labels: LabelTable, dim: int = 1) -> Tensor:
-    """Logits to probabilities along ``dim``: softmax over classes with the background first, or a sigmoid a region."""
+    """Logits ``(B, K, ...)`` to probabilities along ``dim``: softmax over classes with the background first, or a sigmoid a
+    region."""
     return scores.sigmoid() if labels.regions else scores.softmax(dim)
 
 
 def as_scores(shares: Tensor, labels: LabelTable) -> Tensor:
-    """The inverse of `probabilities`, up to what softmax forgets: averaged probabilities as logits again."""
+    """The inverse of `probabilities`, up to what softmax forgets: averaged probabilities
+    ``(B, K, ...)`` as logits again."""
     shares = shares.clamp(1e-12, 1.0)
     return shares.log() - (1 - shares).clamp_min(1e-12).log() if labels.regions else shares.log()
 

@@ -84,7 +84,7 @@ def dali_matrix(offsets: np.ndarray, source: Sequence[int], patch: Shape3) -> np
 
 
 def swapped(label: np.ndarray, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Class indices with the classes of each pair exchanged."""
+    """Class indices (any shape) with the classes of each pair exchanged."""
     if not pairs:
         return label
     table = np.arange(max(int(label.max()), *(max(p) for p in pairs)) + 1).astype(label.dtype)

@@ -92,6 +92,7 @@ class MonaiLoader(TorchLoader):
         )  # fmt: skip
 
     def dataset(self) -> Dataset[Batch]:
+        """What the loader's processes read batches from."""
         return self._dataset
 
     def _cases(self, samples: Sequence[int]) -> list[str]:

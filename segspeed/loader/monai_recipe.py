@@ -31,7 +31,7 @@ def recipe(
     """Load, orient to RAS, resample, crop to content, normalise, cut ``samples`` patches, augment.
 
     Takes ``{"image": [path a channel], "label": path, "norm": (C, 4)}``; arrays are ``(C, i, j, k)`` as in MONAI, so that
-    ``spacing`` and ``patch``, which are (D, H, W), are turned round. What comes before the cut is deterministic.
+    ``spacing`` and ``patch``, which are (D, H, W) in mm and voxels, are turned round. What comes before the cut is deterministic.
     """
     size = patch[::-1]
     return mt.Compose(
@@ -107,12 +107,12 @@ def _around_one(factors: tuple[float, float]) -> tuple[float, float]:
 
 
 def above_minimum(image: torch.Tensor) -> torch.Tensor:
-    """Voxels above their channel's minimum: everything but padding."""
+    """Voxels of ``image (C, i, j, k)`` above their channel's minimum: everything but padding."""
     return image > image.amin((1, 2, 3), keepdim=True)
 
 
 def class_indices(label: torch.Tensor, labels: LabelTable) -> torch.Tensor:
-    """Values of the file into class indices (int16); other values become background."""
+    """Values of the file (any shape) into class indices (int16); other values become background."""
     out = torch.zeros(label.shape, dtype=torch.int16)
     for value, index in index_of_values(labels).items():
         out[(label - value).abs() < 0.5] = index

@@ -87,7 +87,7 @@ class Ledger(TorchDispatchMode):
         return out
 
     def enter(self, tensor: Tensor) -> None:
-        """Write down the storage of ``tensor`` unless it stands there already."""
+        """Write down the storage of ``tensor`` (any shape) unless it stands there already."""
         storage = tensor.untyped_storage()
         key = id(storage)
         if key not in self._known:
@@ -96,6 +96,7 @@ class Ledger(TorchDispatchMode):
             weakref.finalize(storage, self._leave, key)
 
     def forget_peaks(self) -> None:
+        """Begin to look for the largest sums anew."""
         self.peak, self.part_peak = self.live, list(self.part)
 
     def _leave(self, key: int) -> None:

@@ -52,15 +52,18 @@ def micro_batches(cfg: Config, plan: Plan) -> list[Plan]:
 
 
 def recomputing(plan: Plan, names: tuple[str, ...]) -> Plan:
+    """``plan`` with these blocks recomputed."""
     return dataclasses.replace(plan, checkpointing=names)
 
 
 def voxels(plan: Plan) -> int:
+    """Voxels of the patch."""
     d, h, w = plan.patch
     return d * h * w
 
 
 def shape(plan: Plan) -> str:
+    """The patch as text: 96x96x96."""
     return "x".join(map(str, plan.patch))
 
 

@@ -79,10 +79,12 @@ class Forecast:
         return found.held + (found.peak if self.subject.device.startswith("cuda") else found.resident)
 
     def waiting(self, plan: Plan) -> int:
+        """Bytes of batches that wait in the process's own memory; 0 on a GPU."""
         return 0 if self.subject.device.startswith("cuda") else self.subject.in_flight_bytes(plan)
 
     @property
     def overhead(self) -> int:
+        """Bytes beside the tensors, as probes have shown so far."""
         return int(mean(self.overheads)) if self.overheads else self._overhead
 
     def learn(self, plan: Plan, found: Measured) -> None:

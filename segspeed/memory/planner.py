@@ -37,6 +37,7 @@ class Option:
 
     @property
     def done(self) -> bool:
+        """Whether a probe ran it to its end."""
         return self.measured is not None and self.measured.outcome == "done"
 
 
@@ -95,6 +96,7 @@ class Search:
         return found
 
     def fits(self, plan: Plan) -> bool:
+        """Whether ``plan`` is measured, or predicted with a margin, to stay within the limit."""
         note = self.note(plan)
         if note.measured is not None and note.measured.outcome in ("out of memory", "killed"):
             return False

@@ -77,6 +77,7 @@ class Prober:
         theirs.close()
 
     def close(self) -> None:
+        """End the processes that probe."""
         if self._pipe is not None:
             self._pipe.close()
         if self._server is not None:
@@ -147,7 +148,8 @@ def _answer(pipe: Connection, subject: Subject, plan: Plan, limit: int | None) -
 
 
 def train_a_little(subject: Subject, plan: Plan, limit: int | None = None) -> Measured:
-    """A few optimiser steps in this process, beside a copy of all that learns (a run makes one at its end)."""
+    """A few optimiser steps in this process, beside a copy of all that learns (a run makes one at its end),
+    within ``limit`` bytes."""
     if limit is not None and subject.device == "cpu" and sys.platform == "linux":
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (int(ROOM * limit) + 2**30, hard))

@@ -88,6 +88,7 @@ def needs(option: Option) -> int:
 
 
 def row(option: Option, precision: str) -> Mapping[str, Any]:
+    """One alternative as plain values for planning.json."""
     plan, measured = option.plan, option.measured
     return {
         "patch": plan.patch,

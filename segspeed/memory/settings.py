@@ -27,6 +27,7 @@ class Subject:
 
     @classmethod
     def of(cls, cfg: Config, cohort: Cohort, device: torch.device, precision: str) -> Subject:
+        """The subject of these settings, without the cases."""
         return cls(cfg, dataclasses.replace(cohort, cases=(), splits=()), str(device), precision)
 
     def learner(self, plan: Plan, checkpointing: tuple[str, ...], device: torch.device) -> Learner:
@@ -54,4 +55,5 @@ class Subject:
 
 
 def with_batch(plan: Plan, batch: int, accumulate: int) -> Plan:
+    """``plan`` with another micro-batch, and as many of them a step as told."""
     return dataclasses.replace(plan, batch=batch, accumulate=accumulate)

@@ -21,6 +21,7 @@ NAME = "planning.json"
 
 
 def planning_file(cfg: Config, cohort: Cohort) -> Path:
+    """Where the planning of a cohort is kept."""
     return Path(cfg.run.root) / cohort.folder_name / NAME
 
 

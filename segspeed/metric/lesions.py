@@ -24,14 +24,17 @@ class Detection:
 
     @property
     def sensitivity(self) -> float | None:
+        """Share of the reference's components that were found; None without any."""
         return _ratio(self.found, self.found + self.missed)
 
     @property
     def precision(self) -> float | None:
+        """Share of the predicted components that are real; None without any."""
         return _ratio(self.found, self.found + self.false)
 
     @property
     def f1(self) -> float | None:
+        """Harmonic mean of sensitivity and precision; None without any component."""
         return _ratio(2 * self.found, 2 * self.found + self.missed + self.false)
 
 

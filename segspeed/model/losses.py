@@ -130,6 +130,7 @@ class RegionTargets(nn.Module):
         self.loss, self.regions = loss, tuple(map(tuple, regions))
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        """The wrapped loss of logits ``(B, R, D, H, W)`` against class indices ``(B, D, H, W)``, as one binary target a region."""
         return self.loss(logits, in_regions(label.long(), self.regions).float())
 
 

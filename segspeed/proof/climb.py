@@ -40,10 +40,12 @@ class Climb:
 
     @property
     def finished(self) -> list[Row]:
+        """Rungs that ran with at least one seed."""
         return [row for row in self.rows if row.done]
 
 
 def ladder_folder(cfg: Config, prepared: Prepared) -> Path:
+    """``<run.root>/<cohort>/ladder/<name>``."""
     return Path(cfg.run.root) / prepared.cohort.folder_name / "ladder" / cfg.ladder.name
 
 

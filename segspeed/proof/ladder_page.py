@@ -19,6 +19,8 @@ from segspeed.record.versions import environment
 
 @dataclass(frozen=True)
 class Written:
+    """Paths of what was written."""
+
     table: Path
     picture: Path
     page: Path

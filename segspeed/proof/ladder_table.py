@@ -11,10 +11,12 @@ from segspeed.proof.rows import Row
 
 
 def duration(seconds: float) -> str:
+    """A time of so many seconds as text."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
 
 
 def size(number: float) -> str:
+    """A number of bytes as text, in GB."""
     return f"{number / 1e9:.2f} GB"
 
 
@@ -35,6 +37,7 @@ def difference(row: Row) -> str:
 
 
 def verdict(row: Row) -> str:
+    """Non-inferiority in a word, or why there is none; "" where nothing is to be said."""
     return row.against.verdict if row.against is not None else row.note.split(":")[0] if not row.done else ""
 
 
@@ -67,6 +70,7 @@ def numbers(row: Row, first: Row, classes: Sequence[str], quick: bool) -> list[s
 
 
 def headings(first: Row, classes: Sequence[str], quick: bool) -> list[str]:
+    """Heads of the columns after the rung's name."""
     gpu = ["GPU"] if first.median("gpu_percent") is not None else []
     cells = ["patches/s", "time, % of first", "waiting", "memory", *gpu]
     return cells if quick else ["training", *cells, "Dice", *classes, "against first", "verdict"]

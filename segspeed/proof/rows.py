@@ -56,6 +56,7 @@ class Row:
 
     @property
     def done(self) -> tuple[Attempt, ...]:
+        """The attempts that came to an end."""
         return tuple(a for a in self.attempts if not a.error)
 
     @property
@@ -71,10 +72,12 @@ class Row:
 
     @property
     def mean_dice(self) -> float | None:
+        """Mean over the seeds; None without any."""
         found = [a.mean_dice for a in self.done if a.mean_dice is not None]
         return mean(found) if found else None
 
     def class_dice(self, name: str) -> float | None:
+        """Mean over the seeds of one class's Dice; None where none has it."""
         found = [a.dice[name] for a in self.done if a.dice.get(name) is not None]
         return mean(v for v in found if v is not None) if found else None
 
@@ -138,4 +141,5 @@ def compared(row: Row, first: Row, patients: Mapping[str, str], margin: float) -
 
 
 def attempt_from_json(raw: Mapping[str, Any]) -> Attempt:
+    """An attempt from its plain values. Raises ValueError."""
     return from_plain(raw, Attempt)

@@ -169,11 +169,13 @@ def _flat(changes: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def batch_of(cfg: Config) -> int:
+    """Patches a micro-batch of settings with a pinned Plan."""
     assert isinstance(cfg.plan.batch, int), "the Plan is pinned"
     return cfg.plan.batch
 
 
 def accumulate_of(cfg: Config) -> int:
+    """Micro-batches a step of settings with a pinned Plan."""
     assert isinstance(cfg.train.accumulate, int), "the Plan is pinned"
     return cfg.train.accumulate
 

@@ -49,6 +49,7 @@ class Record:
 
     @property
     def dices(self) -> list[float]:
+        """Mean Dice of the runs that have one."""
         return [r.mean_dice for r in self.runs if r.mean_dice is not None]
 
     @property
@@ -61,6 +62,7 @@ class Record:
 
     @property
     def reached(self) -> bool:
+        """Whether the mean over the seeds is at least the target."""
         return bool(self.dices) and mean(self.dices) >= self.target
 
     @property
@@ -76,6 +78,7 @@ class Record:
 
 
 def records_folder(cfg: Config) -> Path:
+    """``<run.root>/speedruns``."""
     return Path(cfg.run.root) / "speedruns"
 
 

@@ -55,9 +55,11 @@ class Horizon:
     counter: Counter
 
     def progress(self, step: int, elapsed: float) -> float:
+        """The middle of the schedule, whatever ``elapsed`` (seconds) is: nothing is learnt here."""
         return 0.5  # any learning rate does: nothing is learnt here
 
     def done(self, step: int, elapsed: float) -> bool:
+        """Whether enough steps were timed, by the counter's own seconds and not by ``elapsed``."""
         return self.counter.steps >= FEWEST and self.counter.spent >= (1 - WARMING) * self.counter.seconds
 
 

@@ -67,6 +67,11 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     return state
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has saved a state, readable or not."""
+    return any((folder / name).exists() for name in (LAST, PREVIOUS))
+
+
 def load_last(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
     """The newest readable checkpoint of a run (None if it has none), and what was wrong with newer ones.
 

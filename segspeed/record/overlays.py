@@ -36,7 +36,7 @@ def make_overlay(
     prediction: np.ndarray,
     spacing: Triple,
 ) -> Overlay:
-    """Cut ``(D, H, W)`` arrays where most of either foreground lies, a plane at a time."""
+    """Cut ``(D, H, W)`` arrays, ``spacing`` in mm, where most of either foreground lies, a plane at a time."""
     either = (reference > 0) | (prediction > 0)
     cuts = []
     for axis in range(3):

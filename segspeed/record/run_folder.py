@@ -47,18 +47,22 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
+        """The settings that the run began with, and its precision."""
         return self.path / "config.json"
 
     @property
     def plan(self) -> Path:
+        """The Plan, with its reasons."""
         return self.path / "plan.json"
 
     @property
     def record(self) -> Path:
+        """Everything that happened, a line an event."""
         return self.path / "run.jsonl"
 
     @property
     def result(self) -> Path:
+        """What the run came to."""
         return self.path / "result.json"
 
     def outcome(self) -> dict[str, Any] | None:

@@ -76,7 +76,7 @@ def score_pairs(
 def score_pair(
     pair: ScorePair, labels: LabelTable, tolerances: Sequence[float], lesions: bool, tolerance_mm: float
 ) -> CaseScore:
-    """Score one pair; what is wrong with its files is in ``problem``, both files' together."""
+    """Score one pair, tolerances in mm; what is wrong with its files is in ``problem``, both files' together."""
     problems: list[str] = []
     scores = None
     try:

@@ -19,5 +19,6 @@ class Cadence:
         return self.spent + self.cost <= self.share * elapsed and remaining > 2 * self.cost
 
     def done(self, seconds: float) -> None:
+        """An evaluation has taken so many seconds."""
         self.spent += seconds
         self.cost = seconds

@@ -16,6 +16,7 @@ class Clock:
 
     @contextmanager
     def measure(self, part: str) -> Iterator[None]:
+        """Count the time of the block, in seconds, to ``part``."""
         start = time.perf_counter()
         try:
             yield
@@ -23,6 +24,7 @@ class Clock:
             self.spent[part] = self.spent.get(part, 0.0) + time.perf_counter() - start
 
     def add(self, part: str, seconds: float) -> None:
+        """Count so many seconds to ``part``."""
         self.spent[part] = self.spent.get(part, 0.0) + seconds
 
     def __getitem__(self, part: str) -> float:

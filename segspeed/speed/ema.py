@@ -19,6 +19,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
+        """Take in the weights after a step."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
         torch._foreach_lerp_(self.shadow, [p.detach().float() for p in model.parameters()], 1 - decay)
@@ -38,9 +39,11 @@ class WeightAverage:
         _assign(model, self.shadow)
 
     def state_dict(self) -> dict[str, object]:
+        """The average, and how often it was updated."""
         return {"updates": self.updates, "shadow": self.shadow}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on from what `state_dict` gave. Raises ValueError where the number of tensors is another."""
         self.updates = int(state["updates"])  # type: ignore[call-overload]
         for mine, theirs in zip(self.shadow, state["shadow"], strict=True):  # type: ignore[call-overload]
             mine.copy_(theirs)

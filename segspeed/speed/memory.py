@@ -9,6 +9,7 @@ import torch
 
 
 def reset_peak(device: torch.device) -> None:
+    """Begin to look for the largest use of a GPU's memory anew."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 

@@ -40,7 +40,7 @@ class StepMeter:
         self._collect()
 
     def add(self, part: str, seconds: float) -> None:
-        """A part timed by the caller: waiting, which happens on the host."""
+        """Seconds of a part timed by the caller: waiting, which happens on the host."""
         self.seconds[part] += seconds
 
     def _collect(self) -> None:

@@ -43,7 +43,7 @@ def local_rank() -> int:
 
 
 def summed(value: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor over all ranks, in place where there are several."""
+    """The sum of a tensor (any shape) over all ranks, in place where there are several."""
     if ranks() > 1:
         dist.all_reduce(value)
     return value

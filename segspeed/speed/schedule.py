@@ -10,9 +10,11 @@ from typing import Protocol
 class Horizon(Protocol):
     """When a run is over, and how far it is."""
 
-    def progress(self, step: int, elapsed: float) -> float: ...
+    def progress(self, step: int, elapsed: float) -> float:
+        """How much of the run is over, 0 to 1, after ``step`` steps and ``elapsed`` seconds."""
 
-    def done(self, step: int, elapsed: float) -> bool: ...
+    def done(self, step: int, elapsed: float) -> bool:
+        """Whether the run is over after ``step`` steps and ``elapsed`` seconds."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,11 @@ class StepHorizon:
     steps: int
 
     def progress(self, step: int, elapsed: float) -> float:
+        """Share of the steps that are done, 0 to 1; ``elapsed`` seconds do not count."""
         return step / self.steps
 
     def done(self, step: int, elapsed: float) -> bool:
+        """Whether all steps are done; ``elapsed`` seconds do not count."""
         return step >= self.steps
 
 
@@ -40,7 +44,7 @@ class BudgetHorizon:
     _step_seconds: float = 0.0
 
     def progress(self, step: int, elapsed: float) -> float:
-        """Where the step that starts now will end, so that the last one runs at the final learning rate."""
+        """Where the step that starts now will end, so that the last one runs at the final learning rate; ``elapsed`` in seconds."""
         if self._last is not None and step > self._last[0]:
             spent = (elapsed - self._last[1]) / (step - self._last[0])
             # The smaller of recent and new, so that an evaluation between two steps does not count as a slow step.
@@ -49,6 +53,7 @@ class BudgetHorizon:
         return min(1.0, (elapsed + self._step_seconds) / self.seconds)
 
     def done(self, step: int, elapsed: float) -> bool:
+        """Whether half a step more would end after the budget; ``elapsed`` in seconds."""
         return elapsed + 0.5 * self._step_seconds >= self.seconds
 
 

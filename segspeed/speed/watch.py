@@ -26,7 +26,7 @@ class LateReader(Generic[T]):
         self._pending: _Pending[T] | None = None
 
     def push(self, item: T, *tensors: Tensor) -> tuple[T, list[float]] | None:
-        """On CPU the same step comes back; on CUDA the one before (None the first time)."""
+        """On CPU the same step comes back; on CUDA the one before (None the first time). ``tensors``: scalar each."""
         values = torch.stack([t.detach().float() for t in tensors])
         if values.device.type != "cuda":
             return item, values.tolist()

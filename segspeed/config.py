@@ -444,6 +444,38 @@ class SpeedrunConfig(Strict):
     compare: tuple[str, ...] = Field((), description="two records (folders): is the second faster? Welch's test")
 
 
+class Dimension(Strict):
+    """Where one setting may lie: between two bounds, or one of several choices."""
+
+    low: int | float | None = None
+    high: int | float | None = None
+    log: bool = False
+    choices: tuple[Any, ...] | None = None
+
+    @model_validator(mode="after")
+    def _bounds_or_choices(self) -> Dimension:
+        bounds = self.low is not None and self.high is not None
+        if bounds == bool(self.choices) or (self.choices and (self.low is not None or self.high is not None)):
+            raise ValueError(
+                "give low and high (log=true for orders of magnitude), or choices: {low: 1e-4, high: 1e-1}"
+            )
+        if self.low is not None and self.high is not None and not (0 if self.log else self.low) <= self.low < self.high:
+            raise ValueError(f"low={self.low} must be less than high={self.high}")
+        if self.log and not self.low:
+            raise ValueError("log=true needs bounds above 0")
+        return self
+
+
+class SweepConfig(Strict):
+    """A search over settings; `segspeed.sweep`."""
+
+    name: str = Field("first", description="folder <run.root>/sweeps/<name>; the same name goes on")
+    space: dict[str, Dimension] | None = Field(
+        None, description="settings to search: {optimizer.lr: {low: 1e-4, high: 1e-1, log: true}}"
+    )
+    trials: int = Field(20, ge=1, description="runs in all; more of them go on with the same search")
+
+
 class Config(Strict):
     """A run, whole. One attribute a group of ``conf/``."""
 
@@ -475,4 +507,5 @@ class Config(Strict):
     bench: BenchConfig | None = Field(None, description="settings of a benchmark, for python -m segspeed.bench")
     ladder: LadderConfig = LadderConfig()
     speedrun: SpeedrunConfig = SpeedrunConfig()
+    sweep: SweepConfig = SweepConfig()
     seed: int = Field(0, ge=0, le=2**63 - 1, description="of weights, patches and augmentation")

@@ -32,7 +32,7 @@ LAYERS = [
     {"outcome"},
     {"training"},
     {"proof"},
-    {"ladder", "speedrun", "train", "bench", "predict", "evaluate", "plan", "report"},
+    {"ladder", "speedrun", "train", "bench", "predict", "evaluate", "plan", "report", "sweep"},
 ]
 RANK = {room: n for n, rooms in enumerate(LAYERS) for room in rooms}
 

@@ -20,7 +20,8 @@ APART = (
     "bench",
     "ladder",
     "speedrun",
-)  # sections that say nothing about how a run was trained
+    "sweep",
+)  # they say nothing about how a run was trained
 Curve = tuple[tuple[float, float], ...]  # seconds of training, mean Dice
 
 

@@ -274,7 +274,7 @@ def own_figures(summary: Summary) -> dict[str, Any]:
         "mean": summary.mean_dice,
         "classes": dict(summary.dice),
         "without": dict(summary.empty),
-        "interval": summary.interval,
+        "interval": list(summary.interval) if summary.interval else None,
     }
 
 

@@ -1,24 +1,22 @@
-"""From configuration to objects. Besides the doors the only room that knows Hydra."""
+"""From configuration to objects."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from segspeed.augment.torch_backend import source_shape
-from segspeed.config import Component, Config, DataConfig
+from segspeed.components import accepted_by, callable_from, make
+from segspeed.config import Config, DataConfig
 from segspeed.config_inference import InferenceConfig
 from segspeed.data.cache import CacheEntry, resident
 from segspeed.data.labels import choose_labels
@@ -27,7 +25,9 @@ from segspeed.engine import Learner
 from segspeed.evaluation import Predictor
 from segspeed.infer.sliding import Window
 from segspeed.loader.device import DeviceStage
+from segspeed.loader.extra import OwnAugmentation
 from segspeed.loader.residence import DeviceLoader, choose_residence
+from segspeed.metric.own import Metric
 from segspeed.model.checkpointing import apply_checkpointing
 from segspeed.model.losses import RegionTargets
 from segspeed.speed.compiler import ensure_compiler
@@ -37,38 +37,6 @@ from segspeed.speed.precision import Precision
 from segspeed.speed.ranks import local_rank, rank, ranks
 from segspeed.speed.schedule import BudgetHorizon, Horizon, StepHorizon, learning_rate_factor, rate_scale
 from segspeed.types import Batch, Case, Cohort, DataError, LabelTable, Plan, SettingError
-
-
-def make(component: Component, /, *args: Any, **supplied: Any) -> Any:
-    """Build the object a component names. Of ``supplied``, only what its signature knows and the user left open."""
-    accepted = _signature(component)
-    anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-    given = component.kwargs
-    own = set(type(component).model_fields) - {"target"}
-    wanted = {k: v for k, v in supplied.items() if k not in given and (k in accepted or (anything and k not in own))}
-    # partial: Hydra resolves what the user wrote; what we supply (a Plan, parameters) never becomes configuration
-    try:
-        factory = instantiate({"_target_": component.target, "_convert_": "all", "_partial_": True, **given})
-    except InstantiationException as error:
-        raise SettingError(f"{component.target}: {error.__cause__ or error}") from error
-    try:
-        return factory(*args, **wanted)
-    except DataError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise SettingError(f"{component.target}: {error}") from error
-
-
-def _signature(component: Component) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(get_object(component.target)).parameters
-    except ValueError:  # a builtin that tells nothing about itself gets nothing but the user's own keys
-        return {}
-
-
-def accepted_by(component: Component) -> set[str]:
-    """Names of the arguments that a component's object takes."""
-    return set(_signature(component))
 
 
 def cohort_from(data: DataConfig) -> Cohort:
@@ -369,7 +337,21 @@ def stage_from(cfg: Config, plan: Plan, cohort: Cohort, learner: Learner, loader
         channels_last=channels_last(cfg, learner.precision.name),
         meter=learner.meter,
         finished=getattr(loader, "augments", False),
+        extra=extra_from(cfg),
     )
+
+
+def extra_from(cfg: Config) -> tuple[OwnAugmentation, ...]:
+    """The user's own augmentations, in their order."""
+    return tuple(
+        OwnAugmentation(part.target, callable_from(part, "augment.extra"), place)
+        for place, part in enumerate(cfg.augment.extra)
+    )
+
+
+def metrics_from(cfg: Config) -> dict[str, Metric]:
+    """The user's own metrics by name."""
+    return {name: callable_from(part, "evaluation.metrics") for name, part in cfg.evaluation.metrics.items()}
 
 
 def predictor_from(cfg: Config, model: nn.Module, plan: Plan, cohort: Cohort, precision: Precision) -> Predictor:

@@ -91,6 +91,26 @@ class Component(Section):
         return dict(self.model_extra or {})
 
 
+def as_list(value: Any) -> Any:
+    """One component, several of them, or none, as several."""
+    return () if value is None else (value,) if isinstance(value, dict) else value
+
+
+def as_named(value: Any) -> Any:
+    """Components by name. Those of a list, and one that stands alone, are named by the last word of their target."""
+    if value is None:
+        return {}
+    if isinstance(value, dict) and "_target_" not in value:
+        return value
+    named: dict[str, Any] = {}
+    for item in as_list(value):
+        name = str(item.get("_target_", "")).rpartition(".")[2] if isinstance(item, dict) else str(item)
+        if name in named:
+            raise ValueError(f"two of them are called {name}; name them: {{one: {{_target_: ...}}, other: ...}}")
+        named[name] = item
+    return named
+
+
 class DataConfig(Component):
     """Where the cases come from; keys not listed here go to the source named by ``_target_``."""
 
@@ -259,6 +279,9 @@ class AugmentConfig(Strict):
     contrast: ContrastConfig = ContrastConfig()
     low_resolution: LowResolutionConfig = LowResolutionConfig()
     gamma: GammaConfig = GammaConfig()
+    extra: Annotated[tuple[Component, ...], BeforeValidator(as_list)] = Field(
+        (), description="your own, after these: one {_target_: my_package.fn} or a list; fn(image, label, seeds)"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> AugmentConfig:
@@ -327,6 +350,9 @@ class EvaluationConfig(Strict):
     overlap: Annotated[float, Field(ge=0, lt=1)] = Field(0.5, description="of neighbouring windows")
     windows: int = Field(2, ge=1, description="windows in one forward pass")
     mirror: bool = Field(False, description="average over mirrored inputs at the final evaluation")
+    metrics: Annotated[dict[str, Component], BeforeValidator(as_named)] = Field(
+        {}, description="your own, beside Dice: {name: {_target_: my_package.fn}}; fn(prediction, label, spacing)"
+    )
 
 
 class MemoryConfig(Strict):

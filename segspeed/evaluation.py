@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from segspeed.infer.decode import class_indices
 from segspeed.infer.export import label_map, native_planes
 from segspeed.infer.sliding import Window, finished_planes, forward_of
 from segspeed.metric.overlap import dice_per_target
+from segspeed.metric.own import Metric, Values, own_values
 from segspeed.speed.precision import Precision
 from segspeed.types import LabelTable
 
@@ -55,14 +56,29 @@ class Predictor:
         return int(np.argmax(depth) if small else np.argmin(depth))
 
 
+@dataclass(frozen=True)
+class CaseValues:
+    """Dice a target (None: absent from reference and prediction), and the same of the user's own metrics."""
+
+    dice: list[float | None]
+    own: Values
+
+
 def evaluate_cases(
-    predictor: Predictor, entries: Sequence[CacheEntry], norms: Sequence[np.ndarray]
-) -> Iterator[tuple[str, list[float | None]]]:
-    """Case id and Dice a target (None: absent from reference and prediction), as they are scored. ``norms``: constants ``(C,
-    4)`` of each entry."""
+    predictor: Predictor,
+    entries: Sequence[CacheEntry],
+    norms: Sequence[np.ndarray],
+    metrics: Mapping[str, Metric] | None = None,
+) -> Iterator[tuple[str, CaseValues]]:
+    """Case id and scores, as they are scored. ``norms``: constants ``(C, 4)`` of each entry. Raises DataError where one of ``metrics`` fails."""
     for entry, norm in zip(entries, norms, strict=True):
         geometry = entry.geometry
         axis = predictor.slow_axis(geometry.target_shape)
         native = native_planes(predictor.planes(entry.image, norm, axis), geometry, axis)
         prediction = label_map(native, geometry, predictor.labels, axis)
-        yield entry.case_id, dice_per_target(entry.native_label, prediction, predictor.labels)
+        reference, labels = entry.native_label, predictor.labels
+        dice = dice_per_target(reference, prediction, labels)
+        yield (
+            entry.case_id,
+            CaseValues(dice, own_values(reference, prediction, labels, geometry.spacing, metrics or {})),
+        )

@@ -15,7 +15,7 @@ from segspeed.model.networks import count_parameters
 from segspeed.record.live import print_result, say
 from segspeed.record.overlays import Overlay, make_overlay, save_overlays
 from segspeed.record.report import write_report
-from segspeed.run import Run, stopped_before
+from segspeed.run import Run, own_figures, stopped_before
 from segspeed.speed.cpus import loader_workers
 from segspeed.speed.memory import peak_memory_bytes
 from segspeed.speed.meter import verdict
@@ -81,6 +81,7 @@ def result_of(run: Run, summary: Summary) -> dict[str, Any]:
         "dice": dict(summary.dice),
         "empty": dict(summary.empty),
         "interval": list(summary.interval) if summary.interval else None,
+        "metrics": {name: own_figures(own) for name, own in run.own.items()},
         "cases": len(summary.cases),
         "failed": dict(run.failed),
         "train_s": trained,

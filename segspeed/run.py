@@ -6,9 +6,10 @@ import dataclasses
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -19,8 +20,9 @@ from segspeed.config import Config
 from segspeed.data.cache import CacheEntry
 from segspeed.data.wholeness import shortened
 from segspeed.engine import Learner, Progress, fit
-from segspeed.evaluation import Predictor, evaluate_cases
+from segspeed.evaluation import CaseValues, Predictor, evaluate_cases
 from segspeed.finetune import Origin
+from segspeed.metric.own import Metric
 from segspeed.metric.summary import EMPTY_POLICY, Summary, summarise
 from segspeed.monitor import Monitor
 from segspeed.preparation import Prepared
@@ -83,6 +85,8 @@ class Run:
         self.predictor: Predictor = build.predictor_from(
             cfg, Stoppable(learner.model, stop), prepared.plan, prepared.cohort, learner.precision
         )
+        self.metrics = build.metrics_from(cfg)
+        self.own: dict[str, Summary] = {}  # of the last evaluation: the user's own metrics
         self.failed: dict[str, str] = {}  # validation cases that the last evaluation could not score, and why
         self.val_entries = [prepared.entries[i] for i in prepared.split.val]
         self.val_norms = build.norms_of(self.val_entries, prepared.plan)
@@ -167,7 +171,7 @@ class Run:
         with self.clock.measure("evaluation"):
             try:
                 for entry, norm in list(zip(share(self.val_entries), share(self.val_norms), strict=True))[:1]:
-                    next(evaluate_cases(self.predictor, [entry], [norm]))
+                    next(evaluate_cases(self.predictor, [entry], [norm], self.metrics))
             except Interrupted as broken:
                 raise stopped_before(broken, "the first step; the same command begins again") from None
             except DataError:
@@ -187,12 +191,12 @@ class Run:
             return None
         return None if self.failed else summary.mean_dice or 0.0
 
-    def scores(self, predictor: Predictor) -> Iterator[tuple[str, list[float | None] | str]]:
-        """This rank's part of the validation cases, as they are done: the Dice of each, or why it has none."""
+    def scores(self, predictor: Predictor) -> Iterator[tuple[str, CaseValues | str]]:
+        """This rank's part of the validation cases, as they are done: the scores of each, or why it has none."""
         for case, entry, norm in zip(
             share(self.prepared.split.val), share(self.val_entries), share(self.val_norms), strict=True
         ):
-            yield case, score(predictor, case, entry, norm)
+            yield case, score(predictor, case, entry, norm, self.metrics)
 
     def evaluate(self, *, final: bool) -> Summary:
         """Score all validation cases, each by one rank, with the averaged weights (the last ones where there is no average).
@@ -203,7 +207,7 @@ class Run:
         ema, names = self.learner.ema, self.prepared.cohort.table.targets
         predictor = build.mirrored(self.cfg, self.predictor) if final else self.predictor
         start = time.perf_counter()
-        own: list[tuple[str, list[float | None] | str]] = []
+        own: list[tuple[str, CaseValues | str]] = []
         asked = 0
         with ema.swapped(self.learner.model) if ema else nullcontext():
             found = self.scores(predictor)
@@ -217,7 +221,8 @@ class Run:
             if number:
                 raise Interrupted(number)
         scored = together([part for _, part in parts])
-        cases = {case: dict(zip(names, dice, strict=True)) for case, dice in scored if not isinstance(dice, str)}
+        values = {case: found for case, found in scored if not isinstance(found, str)}
+        cases = {case: dict(zip(names, found.dice, strict=True)) for case, found in values.items()}
         self.failed = {case: why for case, why in scored if isinstance(why, str)}
         for case, why in self.failed.items():
             self.monitor.warn("evaluation", f"{case} was not scored: {why}")
@@ -227,6 +232,12 @@ class Run:
                 f"of step {self.progress.step} are saved; mend the cases, and the same command scores them"
             )
         summary = summarise(cases)
+        self.own = {
+            metric: summarise(
+                {case: dict(zip(names, found.own[metric], strict=True)) for case, found in values.items()}
+            )
+            for metric in self.metrics
+        }
         self.record.write(
             "evaluation",
             step=self.progress.step,
@@ -239,6 +250,7 @@ class Run:
             interval=summary.interval,
             empty_policy=EMPTY_POLICY,
             cases=cases,
+            metrics={name: {**own_figures(s), "cases": s.cases} for name, s in self.own.items()},
             failed=self.failed,
             final=final,
         )
@@ -261,14 +273,25 @@ class Run:
         return progress.step / self.cfg.train.steps
 
 
-def score(predictor: Predictor, case: str, entry: CacheEntry, norm: np.ndarray) -> list[float | None] | str:
-    """Dice a target of one case, whose constants are ``norm (C, 4)``, or what is wrong with it: one case must not cost the
-    scores of all others."""
+def own_figures(summary: Summary) -> dict[str, Any]:
+    """One of the user's own metrics over cases, as the record holds it; ``without`` counts, a class, cases that have no value."""
+    return {
+        "mean": summary.mean_dice,
+        "classes": dict(summary.dice),
+        "without": dict(summary.empty),
+        "interval": list(summary.interval) if summary.interval else None,
+    }
+
+
+def score(
+    predictor: Predictor, case: str, entry: CacheEntry, norm: np.ndarray, metrics: Mapping[str, Metric]
+) -> CaseValues | str:
+    """The scores of one case, whose constants are ``norm (C, 4)``, or what is wrong with it: one case must not cost the scores of all others."""
     try:
         damage = shortened(entry, ("image", "label", "native_label"))
         if damage is not None:
             return damage
-        return next(evaluate_cases(predictor, [entry], [norm]))[1]
+        return next(evaluate_cases(predictor, [entry], [norm], metrics))[1]
     except RunStopped:
         raise
     except DataError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 # The purposes of one sample (or one epoch); no two share numbers.
-PATCH, ORDER, AUGMENTATION = 1, 2, 3
+PATCH, ORDER, AUGMENTATION, OWN_AUGMENTATION = 1, 2, 3, 4
 
 
 def stream(seed: int, index: int, purpose: int) -> np.random.Generator:

@@ -51,6 +51,12 @@ SUPPLIED = {
     "loss": (),
     "optimizer": ("params",),
 }
+# What is called on a batch or a case: in this order, whatever its arguments are named.
+CALLED = {
+    "augment.extra": ("image", "label", "seeds"),
+    "evaluation.metrics": ("prediction", "label", "spacing"),
+    "metrics": ("prediction", "label", "spacing"),
+}
 
 
 T = typing.TypeVar("T", bound=BaseModel)
@@ -206,8 +212,9 @@ def keys(schema: type[BaseModel] = Config) -> list[Key]:
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
     for name, field in model.model_fields.items():
         path = prefix + (field.alias or name)
+        several = typing.get_origin(field.annotation) in (tuple, dict)
         inner = next((t for t in (field.annotation, *typing.get_args(field.annotation)) if _is_model(t)), None)
-        if inner is not None:
+        if inner is not None and not several:
             yield from _keys(inner, f"{path}.")
         else:
             yield Key(path, _annotation_text(field.annotation), field.description or "")
@@ -255,8 +262,45 @@ def check_targets(cfg: BaseModel) -> None:
             problems += _signature_problems(section, component, target, supplied)
         for key, value in component.kwargs.items():
             _nested(f"{section}.{key}", value, problems)
+    for section, order in CALLED.items():
+        for name, component in _several(cfg, section):
+            path = f"{section}{name}"
+            target = _import(f"{path}._target_", component.target, problems)
+            if target is not None:
+                problems += _call_problems(path, component, target, order)
+            for key, value in component.kwargs.items():
+                _nested(f"{path}.{key}", value, problems)
     if problems:
         raise SettingsError(problems)
+
+
+def _several(cfg: BaseModel, section: str) -> list[tuple[str, Component]]:
+    """The components of a section that holds several, with what follows the section's name in their path."""
+    value: Any = cfg
+    for part in section.split("."):
+        value = getattr(value, part, None)
+    if isinstance(value, Mapping):
+        return [(f".{name}", component) for name, component in value.items()]
+    return [("" if len(value) == 1 else f"[{n}]", component) for n, component in enumerate(value or ())]
+
+
+def _call_problems(path: str, component: Component, target: Any, order: Sequence[str]) -> list[str]:
+    """What keeps a function from being called with ``order``, or a class from being made with the user's keys."""
+    if inspect.isclass(target):
+        return _signature_problems(path, component, target, ())
+    try:
+        signature = inspect.signature(target)
+    except (TypeError, ValueError):
+        return []
+    places = [n for n, p in signature.parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    problems = _signature_problems(path, component, target, places[: len(order)])
+    if problems:
+        return problems
+    try:
+        signature.bind(*order, **{k: v for k, v in component.kwargs.items() if not k.startswith("_")})
+    except TypeError as error:
+        return [f"{path}: {component.target} cannot be called with ({', '.join(order)}) and the keys given: {error}"]
+    return []
 
 
 def _import(path: str, name: str, problems: list[str]) -> Any:

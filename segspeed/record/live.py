@@ -134,10 +134,14 @@ def print_result(result: dict[str, Any], report: Path) -> None:
     table.add_column("class")
     table.add_column("mean Dice", justify="right")
     table.add_column("absent in both", justify="right")
+    own = result.get("metrics") or {}
+    for metric in own:
+        table.add_column(metric, justify="right")
     for name, dice in result["dice"].items():
-        table.add_row(name, _dice(dice), str(result["empty"].get(name, 0)))
+        values = (_dice(found["classes"].get(name)) for found in own.values())
+        table.add_row(name, _dice(dice), str(result["empty"].get(name, 0)), *values)
     table.add_section()
-    table.add_row("mean of classes", _dice(result["mean_dice"]), "")
+    table.add_row("mean of classes", _dice(result["mean_dice"]), "", *(_dice(found["mean"]) for found in own.values()))
     out.print(table)
     interval = result.get("interval")
     if interval:

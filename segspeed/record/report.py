@@ -63,7 +63,11 @@ def page(events: Sequence[Mapping[str, Any]], result: Mapping[str, Any] | None, 
         ),
     ]
     if last is not None:
-        body += [_classes(last), picture("Cases", figures.dice_per_case(last), "Dice of each validation case.")]
+        body += [
+            _classes(last),
+            _own_metrics(last),
+            picture("Cases", figures.dice_per_case(last), "Dice of each validation case."),
+        ]
     body += [
         overlay_figures(
             "Best, median and worst case",
@@ -144,6 +148,29 @@ def _classes(last: Mapping[str, Any]) -> str:
         "<th class='n'>cases</th><th class='n'>of them 0</th><th class='n'>absent in both</th></tr>"
         f"{''.join(rows)}</table></div><p class='soft'>{escape(last['empty_policy'])} Background is in no mean.</p>"
     )
+
+
+def _own_metrics(last: Mapping[str, Any]) -> str:
+    """The user's own metrics, a column each; "" without any."""
+    own = last.get("metrics") or {}
+    if not own:
+        return ""
+    head = "".join(f"<th class='n'>{escape(metric)}</th>" for metric in own)
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td>{''.join(_own_cell(found, name) for found in own.values())}</tr>"
+        for name in last["dice"]
+    )
+    means = "".join(f"<td class='n'>{_number(found['mean'])}</td>" for found in own.values())
+    return (
+        f"<h2>Own metrics</h2><div class='wide'><table><tr><th>class</th>{head}</tr>{rows}"
+        f"<tr><td>mean of classes</td>{means}</tr></table></div>"
+        "<p class='soft'>Means over cases; in brackets how many cases have no value.</p>"
+    )
+
+
+def _own_cell(found: Mapping[str, Any], name: str) -> str:
+    without = found["without"].get(name, 0)
+    return f"<td class='n'>{_number(found['classes'].get(name))}{f' ({without})' if without else ''}</td>"
 
 
 def overlay_figures(title: str, found: Sequence[Overlay], names: Sequence[str]) -> str:

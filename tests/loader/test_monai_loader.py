@@ -13,7 +13,11 @@ from segspeed.loader.monai_loader import MonaiLoader
 from segspeed.loader.monai_recipe import RandMirrord, class_indices
 from segspeed.types import Case, DataError, LabelTable, SettingError
 
-OFF = {n: {"probability": (0, 0, 0) if n == "flip" else 0} for n in AugmentConfig.model_fields if n != "margin"}
+OFF = {
+    n: {"probability": (0, 0, 0) if n == "flip" else 0}
+    for n in AugmentConfig.model_fields
+    if n not in ("margin", "extra")
+}
 LABELS = LabelTable({"one": (1,), "two": (3, 7)})
 AFFINE = np.diag([1.0, 1.5, 2.0, 1.0])
 

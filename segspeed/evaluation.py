@@ -70,7 +70,10 @@ def evaluate_cases(
     norms: Sequence[np.ndarray],
     metrics: Mapping[str, Metric] | None = None,
 ) -> Iterator[tuple[str, CaseValues]]:
-    """Case id and scores, as they are scored. ``norms``: constants ``(C, 4)`` of each entry. Raises DataError where one of ``metrics`` fails."""
+    """Case id and scores, as they are scored. ``norms``: constants ``(C, 4)`` of each entry.
+
+    Raises DataError where one of ``metrics`` fails.
+    """
     for entry, norm in zip(entries, norms, strict=True):
         geometry = entry.geometry
         axis = predictor.slow_axis(geometry.target_shape)

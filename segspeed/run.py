@@ -286,7 +286,8 @@ def own_figures(summary: Summary) -> dict[str, Any]:
 def score(
     predictor: Predictor, case: str, entry: CacheEntry, norm: np.ndarray, metrics: Mapping[str, Metric]
 ) -> CaseValues | str:
-    """The scores of one case, whose constants are ``norm (C, 4)``, or what is wrong with it: one case must not cost the scores of all others."""
+    """The scores of one case, whose constants are ``norm (C, 4)``, or what is wrong with it: one case must not
+    cost the scores of all others."""
     try:
         damage = shortened(entry, ("image", "label", "native_label"))
         if damage is not None:

@@ -14,7 +14,7 @@ from segspeed.proof.processes import STOPPED, run_child
 from segspeed.record.live import say
 from segspeed.record.run_folder import differing_keys
 from segspeed.types import DataError, RunStopped, SettingError
-from segspeed.validate import is_open, keys, unknown_key, validate
+from segspeed.validate import check_targets, is_open, keys, unknown_key, validate
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def begin(cfg: Config) -> Sweep:
         if key not in known and not ("." in key and is_open(key.split(".")[0])):
             raise SettingError(f"sweep.space: {unknown_key(key)}")
         for value in dimension.choices or (dimension.low, dimension.high):
-            with_setting(cfg, {key: value})
+            check_targets(with_setting(cfg, {key: value}))
     return sweep
 
 

@@ -103,6 +103,7 @@ def test_another_search_of_that_name_is_refused(made, children):
     [
         ("null", "say what to search"),
         ("{optimiser.lr:{low:0.1,high:0.2}}", "did you mean optimizer"),
+        ("{optimizer.lrr:{low:0.1,high:0.2}}", "no such argument; did you mean optimizer.lr"),
         ("{loader.foreground:{low:0.5,high:1.5}}", "loader.foreground"),
     ],
 )

@@ -54,7 +54,6 @@ SUPPLIED = {
 CALLED = {
     "augment.extra": ("image", "label", "seeds"),
     "evaluation.metrics": ("prediction", "label", "spacing"),
-    "metrics": ("prediction", "label", "spacing"),
 }
 
 

@@ -55,7 +55,6 @@ SUPPLIED = {
 CALLED = {
     "augment.extra": ("image", "label", "seeds"),
     "evaluation.metrics": ("prediction", "label", "spacing"),
-    "metrics": ("prediction", "label", "spacing"),
 }
 
 

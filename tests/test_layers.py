@@ -21,7 +21,7 @@ LAYERS = [
     {"infer"},
     {"evaluation", "scoring"},
     {"engine"},
-    {"build", "ceiling"},
+    {"build", "ceiling", "testing"},
     {"memory"},
     {"trained"},
     {"finetune"},

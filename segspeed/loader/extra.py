@@ -39,8 +39,12 @@ class OwnAugmentation:
         Raises SettingError that names the component where it fails, or returns what no network can be trained on. On a GPU
         values that are not finite are told one batch later, since asking at once would make the device wait.
         """
+        return self.checked(image, label, self.seeds(seed, indices))
+
+    def checked(self, image: Tensor, label: Tensor, seeds: list[int]) -> tuple[Tensor, Tensor]:
+        """The same for given seeds."""
         try:
-            made = self.call(image, label, self.seeds(seed, indices))
+            made = self.call(image, label, seeds)
         except Exception as error:  # anybody's code; what is not its own fault is told elsewhere
             if is_out_of_memory(error) or (isinstance(error, RuntimeError) and worker_death(error)):
                 raise

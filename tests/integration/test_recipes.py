@@ -26,9 +26,8 @@ def test_a_recipe_is_headed_by_its_command_its_hardware_and_what_it_reached(name
     lines = header(name)
     assert not lines[0].startswith("#   "), "what it is for comes first"
     assert any(line.startswith(f"#   python -m segspeed.train experiment={name}") for line in lines)
-    if name != "fast":
-        assert any(line.startswith("# Hardware: ") for line in lines)
-        assert any(line.startswith("# Reached: ") for line in lines)
+    assert any(line.startswith("# Hardware: ") for line in lines)
+    assert any(line.startswith("# Reached: ") for line in lines)
 
 
 @pytest.mark.parametrize("name", RECIPES)

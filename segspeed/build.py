@@ -30,13 +30,14 @@ from segspeed.loader.residence import DeviceLoader, choose_residence
 from segspeed.metric.own import Metric
 from segspeed.model.checkpointing import apply_checkpointing
 from segspeed.model.losses import RegionTargets
+from segspeed.record.loggers import Logger, plain_settings
 from segspeed.speed.compiler import ensure_compiler
 from segspeed.speed.cpus import available_cpus, loader_workers
 from segspeed.speed.ema import WeightAverage
 from segspeed.speed.precision import Precision
 from segspeed.speed.ranks import local_rank, rank, ranks
 from segspeed.speed.schedule import BudgetHorizon, Horizon, StepHorizon, learning_rate_factor, rate_scale
-from segspeed.types import Batch, Case, Cohort, DataError, LabelTable, Plan, SettingError
+from segspeed.types import Batch, Case, Cohort, DataError, LabelTable, Plan, SettingError, first_line
 
 
 def cohort_from(data: DataConfig) -> Cohort:
@@ -386,3 +387,17 @@ def norm_of(own: np.ndarray, plan: Plan) -> np.ndarray:
 def cache_root(cfg: Config) -> Path:
     """Folder of the preprocessed volumes."""
     return Path(cfg.cache.root) if cfg.cache.root else Path(cfg.run.root) / "cache"
+
+
+def logger_from(cfg: Config, folder: Path, cohort: str) -> Logger | None:
+    """What listens to the record of the run in ``folder``, beside run.jsonl. Raises SettingError when it cannot be made."""
+    settings = plain_settings(cfg.model_dump(mode="json", by_alias=True))
+    try:
+        made: Logger | None = make(cfg.logger, folder=folder, name=folder.name, cohort=cohort, settings=settings)
+    except DataError:
+        raise
+    except Exception as error:  # other people's code: a server that is away, a folder of another version
+        raise SettingError(
+            f"{cfg.logger.target} could not begin ({type(error).__name__}: {first_line(error)})"
+        ) from error
+    return made

@@ -519,6 +519,7 @@ class Config(Strict):
     evaluation: EvaluationConfig = EvaluationConfig()
     memory: MemoryConfig = MemoryConfig()
     save: SaveConfig = SaveConfig()
+    logger: Component = Component(target="segspeed.record.loggers.nothing")
     init: InitConfig = InitConfig()
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="auto: the fastest that is sound here"

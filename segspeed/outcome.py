@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from segspeed.jsonio import write_json
 from segspeed.metric.summary import Summary
 from segspeed.model.networks import count_parameters
+from segspeed.record.figures import overlay_picture
 from segspeed.record.live import print_result, say
 from segspeed.record.overlays import Overlay, make_overlay, save_overlays
 from segspeed.record.report import write_report
@@ -43,6 +45,9 @@ def finish_run(run: Run) -> dict[str, Any]:
         with disk_faults(run.folder.path):
             save_overlays(run.folder.path / "overlays.npz", overlays)
             run.record.write("end", result=result)
+            if run.record.logger is not None:
+                for overlay in overlays:
+                    run.record.picture(overlay.role, base64.b64decode(overlay_picture(overlay)))
             write_json(run.folder.result, result)
             report = write_report(run.folder.path)
         print_result(result, report)

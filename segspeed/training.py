@@ -25,6 +25,7 @@ from segspeed.outcome import disk_faults, finish_run
 from segspeed.preparation import Prepared, prepare
 from segspeed.record.checkpoints import has_checkpoint
 from segspeed.record.live import say, silence, track
+from segspeed.record.loggers import require
 from segspeed.record.report import write_report
 from segspeed.record.run_folder import RunFolder, choose_folder, differing_keys
 from segspeed.record.run_record import RunRecord
@@ -48,6 +49,7 @@ def train(cfg: Config) -> dict[str, Any]:
     """
     clock = Clock()
     with clock.measure("setup"):
+        require(cfg.logger.target)
         device = build.device_from(cfg)
     with joined(device.type == "cuda"), ExitStack() as held:
         if not is_main():
@@ -88,6 +90,7 @@ def train_in(
         first(lambda: write_start(folder, cfg, prepared, name) if is_main() else None)
         same_data(folder, prepared)
         record = RunRecord(folder.record if is_main() else None)
+        record.logger = build.logger_from(cfg, folder.path, cohort.name) if is_main() else None
         model = build.network_from(cfg, prepared.plan, cohort, precision)
         origin = None if has_checkpoint(folder.path) else begin_from(cfg, prepared.plan, cohort, model)
         learner = build.learner_from(cfg, model, precision, prepared.cohort.table, prepared.plan)
@@ -99,8 +102,11 @@ def train_in(
     with catch_stop_signals() as stop:
         run = Run(cfg, prepared, learner, folder, record, clock, stop, origin)
         with advice([prepared.entries[i] for i in prepared.split.train]):
-            run.go()
-            return finish_run(run)
+            try:
+                run.go()
+                return finish_run(run)
+            finally:
+                record.close()
 
 
 def complete(folder: RunFolder) -> dict[str, Any] | None:

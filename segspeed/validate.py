@@ -50,6 +50,7 @@ SUPPLIED = {
     "model": ("plan", "spatial_dims", "in_channels", "out_channels"),
     "loss": (),
     "optimizer": ("params",),
+    "logger": ("folder", "name", "cohort", "settings"),
 }
 # What is called on a batch or a case: in this order, whatever its arguments are named.
 CALLED = {

@@ -211,7 +211,7 @@ def test_every_key_of_the_schema_stands_in_a_yaml():
     root.pop("defaults"), root.pop("hydra")
     found = set(leaves(root))
     for group, choice in (("augment", "light"), ("loader", "torch"), ("model", "dynunet"), ("loss", "dice_ce"),
-                          ("optimizer", "adamw"), ("data", "msd"), ("bench", "loader"), ("bench", "memory"),
+                          ("optimizer", "adamw"), ("data", "msd"), ("logger", "none"), ("bench", "loader"), ("bench", "memory"),
                           ("bench", "predict"), ("bench", "scale")):  # fmt: skip
         found |= {
             f"{group}.{k}" for k in leaves(OmegaConf.to_container(OmegaConf.load(folder / group / f"{choice}.yaml")))

@@ -9,15 +9,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from segspeed.types import RunStopped
+from segspeed.record.live import say
+from segspeed.record.loggers import Logger
+from segspeed.types import RunStopped, first_line
 
 
 class RunRecord:
     """Append events to ``path``, or nowhere without one. ``t`` is seconds since the record began, over all sessions of the
-    run."""
+    run. ``logger`` hears all of it, too; its first error is told, and the last thing that it is asked."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
+        self.logger: Logger | None = None
         earlier = read_record(path) if path is not None else []
         offset = float(earlier[-1]["t"]) if earlier else 0.0
         self._begin = time.monotonic() - offset
@@ -44,6 +47,30 @@ class RunRecord:
             raise RunStopped(
                 f"{self.path} could not be written ({error.strerror}); is the disk full? What was saved before is intact"
             ) from error
+        self._tell("event", line)
+
+    def picture(self, name: str, png: bytes) -> None:
+        """An overlay for the logger, as the bytes of a PNG file; the record itself holds no pictures."""
+        self._tell("picture", name, png)
+
+    def close(self) -> None:
+        """The session ends; further events go to the file alone."""
+        self._tell("close")
+        self.logger = None
+
+    def _tell(self, what: str, *given: Any) -> None:
+        logger = self.logger
+        if logger is None:
+            return
+        try:
+            getattr(logger, what)(*given)
+        except (
+            Exception
+        ) as error:  # other people's code, and a server may be away: training is worth more than its curves
+            self.logger = None
+            text = f"{type(logger).__name__} failed and is left out from here on ({type(error).__name__}: {first_line(error)})"
+            say(f"warning: {text}; run.jsonl holds everything")
+            self.write("event", name="logger", message=text)
 
 
 def read_record(path: Path) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ LAYERS = [
     {"outcome"},
     {"training"},
     {"proof"},
-    {"ladder", "speedrun", "train", "bench", "predict", "evaluate", "plan"},
+    {"ladder", "speedrun", "train", "bench", "predict", "evaluate", "plan", "new"},
 ]
 RANK = {room: n for n, rooms in enumerate(LAYERS) for room in rooms}
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,23 @@ def command(*arguments, cwd):
     done = subprocess.run([sys.executable, "-m", *arguments], cwd=cwd, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_the_command_itself(tmp_path):
+    """Quick, since it loads no torch; a wrong name is one line and ends with 2."""
+    told = command("segspeed.new", "target=organs", cwd=tmp_path)
+    assert "python -m segspeed.train --config-dir conf experiment=organs data.root=example" in told
+    done = subprocess.run(
+        [sys.executable, "-m", "segspeed.new", "target=other", "package=not-a-name"], cwd=tmp_path, capture_output=True,
+        text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_yaml_holds_every_key():
+    text = (ROOT / "conf/new.yaml").read_text()
+    assert set(re.findall(r"(?m)^(\w+):", text)) - {"defaults", "hydra"} == set(NewConfig.model_fields)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ LAYERS = [
     {"outcome"},
     {"training"},
     {"proof"},
-    {"ladder", "speedrun", "train", "bench", "predict", "evaluate", "plan", "report", "sweep"},
+    {"ladder", "speedrun", "train", "bench", "predict", "evaluate", "plan", "report", "sweep", "new"},
 ]
 RANK = {room: n for n, rooms in enumerate(LAYERS) for room in rooms}
 

@@ -42,6 +42,9 @@ def test_a_wheel_carries_conf_and_runs_elsewhere(tmp_path):
     yamls = {str(p.relative_to(ROOT / "conf")) for p in (ROOT / "conf").rglob("*.yaml")}
     assert {str(p.relative_to(site / "segspeed/_conf")) for p in (site / "segspeed/_conf").rglob("*.yaml")} == yamls
     assert (site / "segspeed/py.typed").exists()
+    template = {str(p.relative_to(ROOT)) for p in (ROOT / "segspeed/template").rglob("*") if p.is_file()}
+    assert {str(p.relative_to(site)) for p in (site / "segspeed/template").rglob("*") if p.is_file()} == template
+    assert all(name.endswith(".txt") for name in template), "pyproject takes these only"
     code = (
         f"import sys; sys.path.insert(0, {str(site)!r}); sys.argv = ['train', 'debug=default', 'data.cases=4', 'data.folds=2']\n"
         "import segspeed; assert 'site/segspeed' in segspeed.__file__, segspeed.__file__\n"

@@ -141,6 +141,8 @@ def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for key in sorted({*before, *after}):
         if key.split(".")[0] in FREE_SECTIONS or key in FREE_KEYS:
             continue
+        if key not in before and after[key] in ([], {}):
+            continue  # a setting that the run is older than, and that is not used
         if before.get(key) != after.get(key):
             changed.append(f"{key}: {before.get(key)!r} -> {after.get(key)!r}")
     return changed

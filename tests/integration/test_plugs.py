@@ -16,6 +16,7 @@ from segspeed.loader.extra import OwnAugmentation
 from segspeed.metric.own import own_values
 from segspeed.monitor import Monitor
 from segspeed.record.checkpoints import load_checkpoint
+from segspeed.record.run_folder import differing_keys
 from segspeed.record.run_record import read_record
 from segspeed.training import train
 from segspeed.types import Batch, DataError, LabelTable, RunStopped, SettingError
@@ -228,3 +229,10 @@ def test_masks_regions_and_ignored_voxels_by_hand():
     assert own_values(reference * 0, prediction, labels, (1, 1, 1), {"r": recall}) == {"r": [None, None]}
     with pytest.raises(DataError, match="bad gave inf for ab"):
         own_values(reference, prediction, labels, (1, 1, 1), {"bad": lambda p, t, s: float("inf")})
+
+
+def test_a_run_that_is_older_than_the_plug_point_goes_on():
+    assert differing_keys({"augment": {"margin": 1.0}}, {"augment": {"margin": 1.0, "extra": []}}) == []
+    used = {"augment": {"extra": [{"_target_": "mine.fn"}]}}
+    for before in ({"extra": []}, {"margin": 1.0}):
+        assert any(text.startswith("augment.extra:") for text in differing_keys({"augment": before}, used))

@@ -94,7 +94,7 @@ def preprocessing(plan: Plan) -> list[dict[str, Any]]:
     grid = grid_of(plan)
     steps: list[dict[str, Any]] = [
         {"_target_": "LoadImaged", "keys": "image", "ensure_channel_first": True, "reader": "NibabelReader"},
-        {"_target_": "Orientationd", "keys": "image", "axcodes": ORIENTATION},
+        {"_target_": "Orientationd", "keys": "image", "axcodes": ORIENTATION, "labels": None},
         {
             "_target_": "CropForegroundd",
             "keys": "image",
@@ -134,7 +134,7 @@ def preprocessing(plan: Plan) -> list[dict[str, Any]]:
 
 def _resampling(plan: Plan) -> list[dict[str, Any]]:
     """Cubic splines onto the Plan's spacing; along a coarse axis linearly, after the two others."""
-    fixed = {"_target_": "Spacingd", "keys": "image", "scale_extent": True}
+    fixed = {"_target_": "Spacingd", "keys": "image", "scale_extent": True, "align_corners": True}
     if plan.coarse_axis is None:
         return [{**fixed, "pixdim": list(plan.spacing), "mode": 3, "padding_mode": "nearest"}]
     kept = [-1.0 if axis == plan.coarse_axis else s for axis, s in enumerate(plan.spacing)]  # -1: as it is

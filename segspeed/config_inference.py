@@ -1,11 +1,11 @@
-"""The typed schemas of ``python -m segspeed.predict`` and ``python -m segspeed.evaluate``; their values stand in
-``conf/predict.yaml`` and ``conf/evaluate.yaml``. Light to import, as `segspeed.config` is."""
+"""The typed schemas of ``python -m segspeed.predict``, ``segspeed.evaluate`` and ``segspeed.export``; their values stand in
+``conf/predict.yaml``, ``conf/evaluate.yaml`` and ``conf/export.yaml``. Light to import, as `segspeed.config` is."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from segspeed.config import DataConfig, Processes, Strict
 
@@ -91,3 +91,38 @@ class EvaluateConfig(InferenceConfig):
         if self.data is not None and self.run is None:
             raise ValueError("data=... says what to predict and score on, so it needs run=FOLDER (runs=... takes none)")
         return self
+
+
+class ExportConfig(Strict):
+    """The network of one run as a file that runs without segspeed."""
+
+    run: Name = Field(description="a run folder")
+    format: Literal["bundle", "onnx", "torchscript"] = Field(description="bundle: MONAI's own, predicts from NIfTI")
+    target: Name | None = Field(None, description="folder that is made; <run>/<format> if empty")
+    weights: Literal["last", "best"] = Field("last", description="last (averaged) weights, or those best on validation")
+    tolerance: Annotated[float, Field(gt=0)] = Field(
+        1e-3, description="logits of the file and of the trained network may lie this far apart"
+    )
+    overlap: Annotated[float, Field(ge=0, lt=1)] = Field(0.5, description="of neighbouring windows")
+    windows: int = Field(2, ge=1, description="of a bundle: windows in one forward pass")
+    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=1024)] = Field("auto", description="CPU threads")
+    trust: tuple[str, ...] = Field(
+        (), description="packages besides segspeed, monai and torch a run may take objects from"
+    )
+
+    @field_validator("run", mode="before")
+    @classmethod
+    def _one_run(cls, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            raise ValueError(
+                "an export is the network of one run: give run=FOLDER, and export the runs of an ensemble one by one"
+            )
+        return value
+
+    @property
+    def inference(self) -> InferenceConfig:
+        """How the run is loaded: in single precision, on the CPU."""
+        return InferenceConfig(
+            weights=self.weights, overlap=self.overlap, windows=self.windows, precision="fp32", device="cpu",
+            threads=self.threads, trust=self.trust,
+        )  # fmt: skip

@@ -26,13 +26,13 @@ LAYERS = [
     {"trained"},
     {"finetune"},
     {"preparation", "monitor", "inputs"},
-    {"prediction", "stamp", "folds"},
+    {"prediction", "stamp", "folds", "deploy"},
     {"benchmarks"},
     {"run"},
     {"outcome"},
     {"training"},
     {"proof"},
-    {"ladder", "speedrun", "train", "bench", "predict", "evaluate", "plan", "report", "sweep", "new"},
+    {"ladder", "speedrun", "train", "bench", "predict", "evaluate", "plan", "report", "sweep", "new", "export"},
 ]
 RANK = {room: n for n, rooms in enumerate(LAYERS) for room in rooms}
 

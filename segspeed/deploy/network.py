@@ -30,6 +30,7 @@ class FinestLogits(nn.Module):
         self.model = model
 
     def forward(self, windows: Tensor) -> Tensor:
+        """Windows ``(B, C, D, H, W)`` to logits ``(B, K, D, H, W)``."""
         return as_logits(self.model(windows)).float()
 
 

@@ -95,7 +95,7 @@ def test_an_own_augmentation_is_resumed_to_the_bit(tiny, monkeypatch):
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_loaders_hand_over_the_same_seeds(tiny):
     found, folder = [], None
     for number, loader in enumerate((("loader=torch",), ("loader=dali",), ("loader=monai", "loader.cache=mmap"))):

@@ -42,8 +42,8 @@ class OwnAugmentation:
         return self.checked(image, label, self.seeds(seed, indices))
 
     def checked(self, image: Tensor, label: Tensor, seeds: list[int]) -> tuple[Tensor, Tensor]:
-        """Image ``(B, C, D, H, W)`` and label ``(B, D, H, W)`` or ``(B, R, D, H, W)`` changed with given seeds, and held against what
-        they were. Raises SettingError."""
+        """Image ``(B, C, D, H, W)`` and label ``(B, D, H, W)`` or ``(B, R, D, H, W)`` changed with given seeds, and held
+        against what they were. Raises SettingError."""
         try:
             made = self.call(image, label, seeds)
         except Exception as error:  # anybody's code; what is not its own fault is told elsewhere

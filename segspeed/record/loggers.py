@@ -161,8 +161,8 @@ class MLflow:
 
 
 class WandB:
-    """A run of Weights & Biases in ``folder/wandb``, offline unless ``mode=online``. Nothing about the machine, its user or the
-    command line is kept."""
+    """A run of Weights & Biases in ``folder/wandb``, offline unless ``mode=online``, told neither the command line nor the names of
+    the machine and its user."""
 
     def __init__(
         self, folder: Path, name: str, settings: Mapping[str, str], project: str = "segspeed", mode: str = "offline"
@@ -181,7 +181,15 @@ class WandB:
             mode=mode,  # type: ignore[arg-type]
             config=dict(settings),
             settings=wandb.Settings(
-                silent=True, console="off", disable_git=True, save_code=False, x_disable_meta=True, x_disable_stats=True
+                silent=True,
+                console="off",
+                disable_git=True,
+                save_code=False,
+                x_disable_meta=True,
+                x_disable_stats=True,
+                host="segspeed",
+                username="segspeed",
+                email="",
             ),
         )
 

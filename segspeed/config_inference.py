@@ -1,5 +1,5 @@
-"""The typed schemas of ``python -m segspeed.predict`` and ``python -m segspeed.evaluate``; their values stand in
-``conf/predict.yaml`` and ``conf/evaluate.yaml``. Light to import, as `segspeed.config` is."""
+"""The typed schemas of ``python -m segspeed.predict``, ``segspeed.evaluate`` and ``segspeed.export``; their values stand in
+``conf/predict.yaml``, ``conf/evaluate.yaml`` and ``conf/export.yaml``. Light to import, as `segspeed.config` is."""
 
 from __future__ import annotations
 
@@ -80,4 +80,30 @@ class EvaluateConfig(InferenceConfig):
             raise ValueError("compare takes two files: compare=[A/summary.json,B/summary.json]")
         if self.data is not None and self.run is None:
             raise ValueError("data=... says what to predict and score on, so it needs run=FOLDER (runs=... takes none)")
+        return self
+
+
+class ExportConfig(Strict):
+    """The network of a run for other programs."""
+
+    run: Name | Names = Field(description="a run folder")
+    format: Literal["bundle", "onnx", "torchscript"] = Field(description="bundle: MONAI's, with preprocessing")
+    target: Name | None = Field(None, description="a folder that does not exist; <run>/export_<format> if empty")
+    weights: Literal["last", "best"] = Field("last", description="last (averaged) weights, or those best on validation")
+    tolerance: float = Field(0.001, gt=0, description="largest difference of logits to the run's network")
+    batch: Literal["dynamic"] | Annotated[int, Field(ge=1)] = Field("dynamic", description="patches, of onnx")
+    overlap: Annotated[float, Field(ge=0, lt=1)] = Field(0.5, description="of neighbouring windows, of bundle")
+    windows: int = Field(2, ge=1, description="windows in one forward pass, of bundle")
+    trust: tuple[str, ...] = Field(
+        (), description="packages besides segspeed, monai and torch a run may take objects from"
+    )
+
+    @model_validator(mode="after")
+    def _one_network(self) -> ExportConfig:
+        if not isinstance(self.run, str) and len(self.run) > 1:
+            raise ValueError(
+                f"run={list(self.run)}: an export holds one network, so export them one by one (segspeed.predict averages several)"
+            )
+        if self.batch != "dynamic" and self.format != "onnx":
+            raise ValueError(f"batch={self.batch} is for format=onnx; TorchScript takes any number of patches")
         return self

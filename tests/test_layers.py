@@ -24,13 +24,13 @@ LAYERS = [
     {"build", "ceiling"},
     {"memory"},
     {"preparation", "monitor", "trained", "inputs"},
-    {"prediction", "stamp", "folds"},
+    {"prediction", "stamp", "folds", "deploy"},
     {"benchmarks"},
     {"run"},
     {"outcome"},
     {"training"},
     {"proof"},
-    {"ladder", "speedrun", "train", "bench", "predict", "evaluate", "plan"},
+    {"ladder", "speedrun", "train", "bench", "predict", "evaluate", "plan", "export"},
 ]
 RANK = {room: n for n, rooms in enumerate(LAYERS) for room in rooms}
 

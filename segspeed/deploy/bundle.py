@@ -83,7 +83,7 @@ def inference(run: TrainedRun, overlap: float, windows: int) -> dict[str, Any]:
             "_target_": "CropForegroundd",
             "keys": "image",
             "source_key": "image",
-            "select_fn": f"${PRIVATE}.above_minimum",
+            "select_fn": "$above_minimum",
             "allow_smaller": False,
         },
         {
@@ -120,12 +120,17 @@ def inference(run: TrainedRun, overlap: float, windows: int) -> dict[str, Any]:
         },
     ]
     return {
-        "imports": ["$import numpy", "$import torch", f"$import {PRIVATE}"],
+        "imports": [
+            "$import numpy",
+            "$import torch",
+            f"$from {PRIVATE} import above_minimum",
+            f"$from {PRIVATE} import volumes",
+        ],
         "bundle_root": ".",
         "dataset_dir": "$@bundle_root + '/input'",
         "output_dir": "$@bundle_root + '/output'",
         "device": "$torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
-        "data": f"${PRIVATE}.volumes(@dataset_dir, {channels})",
+        "data": f"$volumes(@dataset_dir, {channels})",
         "network_def": "$torch.jit.load(@bundle_root + '/models/model.ts', map_location=@device).eval()",
         "network": "$@network_def.to(@device)",
         "preprocessing": {"_target_": "Compose", "transforms": load},

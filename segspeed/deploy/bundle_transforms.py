@@ -137,5 +137,7 @@ def volumes(folder: str, channels: int) -> list[dict[str, Any]]:
         raise ValueError(f"{folder} holds no NIfTI files")
     if channels == 1 or not firsts:
         return [{"image": str(p)} for p in files]
-    name = [re.sub(r"(?i)_0000(\.nii(\.gz)?)$", r"_{:04d}\1", str(p).replace("{", "{{").replace("}", "}}")) for p in firsts]
+    name = [
+        re.sub(r"(?i)_0000(\.nii(\.gz)?)$", r"_{:04d}\1", str(p).replace("{", "{{").replace("}", "}}")) for p in firsts
+    ]
     return [{"image": [n.format(c) for c in range(channels)]} for n in name]

@@ -10,7 +10,9 @@ from segspeed.record.run_folder import RunFolder
 from segspeed.record.versions import environment
 from segspeed.trained import TrainedRun
 
-AXES = "(B, C, D, H, W): D towards superior, H towards anterior, W towards the right of the patient (orientation code SAR)"
+AXES = (
+    "(B, C, D, H, W): D towards superior, H towards anterior, W towards the right of the patient (orientation code SAR)"
+)
 
 
 def describe(run: TrainedRun, weights: str) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import dataclasses
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ from segspeed.loader.device import DeviceStage
 from segspeed.loader.residence import DeviceLoader, choose_residence
 from segspeed.model.checkpointing import apply_checkpointing
 from segspeed.model.losses import RegionTargets
+from segspeed.record.loggers import Listener
+from segspeed.record.run_record import RunRecord
 from segspeed.speed.compiler import ensure_compiler
 from segspeed.speed.cpus import available_cpus, loader_workers
 from segspeed.speed.ema import WeightAverage
@@ -37,6 +41,8 @@ from segspeed.speed.precision import Precision
 from segspeed.speed.ranks import local_rank, rank, ranks
 from segspeed.speed.schedule import BudgetHorizon, Horizon, StepHorizon, learning_rate_factor, rate_scale
 from segspeed.types import Batch, Case, Cohort, DataError, LabelTable, Plan, SettingError
+
+NO_LOGGER = "segspeed.record.loggers.Silent"
 
 
 def make(component: Component, /, *args: Any, **supplied: Any) -> Any:
@@ -397,6 +403,28 @@ def norm_of(own: np.ndarray, plan: Plan) -> np.ndarray:
         if ct is not None:
             norm[channel] = (ct.low, ct.high, ct.mean, ct.std)
     return norm
+
+
+def require_logger(cfg: Config) -> None:
+    """Raises SettingError with the command that installs the package which the logger needs."""
+    package = getattr(get_object(cfg.logger.target), "package", None)
+    if package is not None and find_spec(package) is None:
+        raise SettingError(
+            f"{cfg.logger.target} needs {package}, not installed here: pip install {package}, or choose logger=none"
+        )
+
+
+@contextmanager
+def listening(cfg: Config, folder: Path, record: RunRecord) -> Iterator[None]:
+    """While this lasts, the logger hears what is written to ``record``. Only the rank that writes has one."""
+    if record.path is None or cfg.logger.target == NO_LOGGER:
+        yield
+        return
+    listener = Listener(make(cfg.logger, folder=folder), folder, record)
+    try:
+        yield
+    finally:
+        listener.close()
 
 
 def cache_root(cfg: Config) -> Path:

@@ -137,7 +137,9 @@ class Run:
         if state is not None:
             self.monitor.restore(state)
             say(f"Going on from step {self.progress.step} of {self.folder.path}")
-            self.record.write("event", name="resume", message=f"from step {self.progress.step}")
+            self.record.write(
+                "event", name="resume", message=f"from step {self.progress.step}", step=self.progress.step
+            )
             return
         self.record.write(
             "start",

@@ -44,6 +44,7 @@ def train(cfg: Config) -> dict[str, Any]:
     Under torchrun the processes train together: rank 0 prepares, speaks and writes. Raises DataError when data or settings
     are wrong and RunStopped when the run ended early (it can be resumed).
     """
+    build.require_logger(cfg)
     clock = Clock()
     with clock.measure("setup"):
         device = build.device_from(cfg)
@@ -89,7 +90,7 @@ def train_in(
     announce(prepared, precision, reason, learner, folder)
     if cfg.schedule.scaling != "none":
         say(build.scaling_text(cfg, prepared.plan, learner))
-    with catch_stop_signals() as stop:
+    with build.listening(cfg, folder.path, record), catch_stop_signals() as stop:
         run = Run(cfg, prepared, learner, folder, record, clock, stop)
         with advice([prepared.entries[i] for i in prepared.split.train]):
             run.go()

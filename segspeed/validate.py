@@ -49,6 +49,7 @@ SUPPLIED = {
     "model": ("plan", "spatial_dims", "in_channels", "out_channels"),
     "loss": (),
     "optimizer": ("params",),
+    "logger": ("folder",),
 }
 
 

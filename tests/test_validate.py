@@ -21,7 +21,7 @@ def test_the_defaults_are_valid_and_say_what_they_are(settings):
 
 
 def test_every_choice_of_every_group_is_valid(settings):
-    for group in ("augment", "data", "debug", "experiment", "loader", "loss", "model", "optimizer"):
+    for group in ("augment", "data", "debug", "experiment", "loader", "logger", "loss", "model", "optimizer"):
         for path in sorted((config_folder() / group).glob("*.yaml")):
             extra = ["data.root=x"] if group == "data" and path.stem not in ("phantoms", "pairs") else []
             extra += ["data.out=y"] if path.stem == "dicom" else []
@@ -208,7 +208,7 @@ def test_every_key_of_the_schema_stands_in_a_yaml():
     root.pop("defaults"), root.pop("hydra")
     found = set(leaves(root))
     for group, choice in (("augment", "light"), ("loader", "torch"), ("model", "dynunet"), ("loss", "dice_ce"),
-                          ("optimizer", "adamw"), ("data", "msd"), ("bench", "loader"), ("bench", "memory"),
+                          ("optimizer", "adamw"), ("logger", "none"), ("data", "msd"), ("bench", "loader"), ("bench", "memory"),
                           ("bench", "predict"), ("bench", "scale")):  # fmt: skip
         found |= {
             f"{group}.{k}" for k in leaves(OmegaConf.to_container(OmegaConf.load(folder / group / f"{choice}.yaml")))

@@ -18,7 +18,7 @@ from segspeed.record.live import say
 from segspeed.types import DataError
 
 # Sections that may differ between the sessions of one run without changing what is learnt.
-FREE_SECTIONS = ("run", "save", "evaluation", "resume", "threads", "bench", "ladder", "speedrun")
+FREE_SECTIONS = ("run", "save", "evaluation", "resume", "threads", "bench", "ladder", "speedrun", "logger")
 FREE_KEYS = (
     "loader.workers", "loader.prefetch", "loader.pin_memory", "loader.timeout",
     "memory.limit", "cache.root", "cache.workers", "cache.resident", "cache.verify", "cache.prune",

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ class RunRecord:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []  # each hears every event once it is written
         earlier = read_record(path) if path is not None else []
         offset = float(earlier[-1]["t"]) if earlier else 0.0
         self._begin = time.monotonic() - offset
@@ -44,6 +46,8 @@ class RunRecord:
             raise RunStopped(
                 f"{self.path} could not be written ({error.strerror}); is the disk full? What was saved before is intact"
             ) from error
+        for listener in list(self.listeners):
+            listener(line)
 
 
 def read_record(path: Path) -> list[dict[str, Any]]:

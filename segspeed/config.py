@@ -432,5 +432,5 @@ class Config(Strict):
     bench: BenchConfig | None = Field(None, description="settings of a benchmark, for python -m segspeed.bench")
     ladder: LadderConfig = LadderConfig()
     speedrun: SpeedrunConfig = SpeedrunConfig()
-    logger: Component = Component(_target_="segspeed.record.loggers.Silent")
+    logger: Component = Component.model_validate({"_target_": "segspeed.record.loggers.Silent"})
     seed: int = Field(0, ge=0, le=2**63 - 1, description="of weights, patches and augmentation")

@@ -57,7 +57,8 @@ def export_run(cfg: ExportConfig) -> Path:
 
 def _write(cfg: ExportConfig, run: TrainedRun, work: Path) -> float:
     """The files of one export; returns the largest difference of logits."""
-    network = Logits(run.predictor.model).eval().to(memory_format=torch.contiguous_format)
+    network = Logits(run.predictor.model).eval()
+    network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     channels, patch = len(run.cohort.channels), run.plan.patch
     folder = work / "models" if cfg.format == "bundle" else work
     folder.mkdir(exist_ok=True)

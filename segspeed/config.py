@@ -495,7 +495,7 @@ class Dimension(Strict):
 class SweepConfig(Strict):
     """A search over settings; `segspeed.sweep`."""
 
-    name: str = Field("first", description="folder <run.root>/sweeps/<name>; the same name goes on")
+    name: FolderName = Field("first", description="folder <run.root>/sweeps/<name>; the same name goes on")
     space: dict[str, Dimension] | None = Field(
         None, description="settings to search: {optimizer.lr: {low: 1e-4, high: 1e-1, log: true}}"
     )

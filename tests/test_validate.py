@@ -137,6 +137,7 @@ def test_missing_values_come_all_at_once_with_other_problems(settings):
         ("run.name=a/b", "plain folder name"),
         ("ladder.name=../x", "plain folder name"),
         ("speedrun.name=a/b", "plain folder name"),
+        ("sweep.name=../x", "plain folder name"),
         ("plan.features=[0,8]", "plan.features"),
         ("seed=99999999999999999999", "seed"),
         ("device=gpu", "device=gpu"),

@@ -13,7 +13,7 @@ from segspeed.data.split import read_splits
 from segspeed.data.wildcards import as_on_disk, is_pattern
 from segspeed.record.run_folder import RunFolder, differing_keys
 from segspeed.trained import StoredRun, read_run
-from segspeed.types import Case, DataError
+from segspeed.types import Case, DataError, few
 
 LISTED = 10  # names in a message
 MAY_DIFFER = ("data.fold", "seed")  # from one fold's run to the next
@@ -50,7 +50,9 @@ class Folds:
     def told(self) -> str:
         """What is not in the figures; "" where every case is."""
         missing = f"no run of fold {', '.join(self.missing)} (of {self.wanted})" if self.missing else ""
-        lost = f"{len(self.unscored)} cases that no run holds out: {_few(self.unscored)}" if self.unscored else ""
+        lost = (
+            f"{len(self.unscored)} cases that no run holds out: {few(self.unscored, LISTED)}" if self.unscored else ""
+        )
         return "; ".join(text for text in (missing, lost) if text)
 
     @property
@@ -136,7 +138,7 @@ def _strangers(runs: Sequence[StoredRun]) -> list[str]:
         ]
         ids, theirs = ({i for part in (r.split.train, r.split.val) for i in part} for r in (first, run))
         if ids != theirs:
-            different.append(f"cases ({_few(sorted(ids ^ theirs))} in one of them only)")
+            different.append(f"cases ({few(sorted(ids ^ theirs), LISTED)} in one of them only)")
         if different:
             found.append(f"{run.folder} has other {', '.join(different)} than {first.folder}")
     return found
@@ -149,7 +151,7 @@ def _other_files(runs: Sequence[StoredRun], digests: Sequence[Mapping[str, Mappi
         changed = [i for side in held.values() for i, digest in side.items() if first.get(i, digest) != digest]
         if changed:
             found.append(
-                f"{run.folder} was trained on other files than {runs[0].folder}: cases {_few(sorted(changed))}"
+                f"{run.folder} was trained on other files than {runs[0].folder}: cases {few(sorted(changed), LISTED)}"
             )
     return found
 
@@ -164,7 +166,7 @@ def _held_out_twice(runs: Sequence[StoredRun]) -> list[str]:
         if len(folders) > 1:
             twice.setdefault(tuple(folders), []).append(case)
     return [
-        f"{' and '.join(folders)} both hold out {_few(cases)}; each case is scored once, so name one of the runs"
+        f"{' and '.join(folders)} both hold out {few(cases, LISTED)}; each case is scored once, so name one of the runs"
         for folders, cases in twice.items()
     ]
 
@@ -176,7 +178,7 @@ def _seen(run: StoredRun, held: Mapping[str, Mapping[str, str]]) -> list[str]:
     seen = [i for i in run.split.val if i in trained or held["val"].get(i) in copies]
     if not seen:
         return []
-    return [f"{run.folder} was trained on {_few(seen)}, which it would have to score; train this fold again"]
+    return [f"{run.folder} was trained on {few(seen, LISTED)}, which it would have to score; train this fold again"]
 
 
 def _wanted(run: StoredRun) -> int | None:
@@ -206,7 +208,3 @@ def _notes(runs: Sequence[StoredRun]) -> list[str]:
                 f"{run.folder} was trained with other settings than {runs[0].folder}: {'; '.join(changed[:5])}"
             )
     return notes
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -47,7 +46,7 @@ def finish_run(run: Run) -> dict[str, Any]:
             run.record.write("end", result=result)
             if run.record.logger is not None:
                 for overlay in overlays:
-                    run.record.picture(overlay.role, base64.b64decode(overlay_picture(overlay)))
+                    run.record.picture(overlay.role, overlay_picture(overlay))
             write_json(run.folder.result, result)
             report = write_report(run.folder.path)
         print_result(result, report)

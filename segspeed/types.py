@@ -7,7 +7,7 @@ The conversion is named where it happens: ``segspeed.data.geometry``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +43,12 @@ class RunStopped(RuntimeError):
 def first_line(error: BaseException, limit: int = 160) -> str:
     """What an error says in one line of at most ``limit`` characters; its type's name where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:limit]
+
+
+def few(values: Iterable[object], most: int = 5) -> str:
+    """The first ``most`` of ``values`` as a list in words, and how many more there are."""
+    listed = [str(v) for v in values]
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
 @dataclass(frozen=True)

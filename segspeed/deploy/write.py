@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from segspeed.deploy import bundle
-from segspeed.deploy.network import Exported, portable, save_onnx, save_torchscript, weights_sha256
+from segspeed.deploy.network import ONNX_NEEDS, Exported, portable, save_onnx, save_torchscript, weights_sha256
 from segspeed.deploy.sidecar import sidecar
 from segspeed.jsonio import write_json
 from segspeed.trained import TrainedRun
@@ -55,7 +55,7 @@ def _write(run: TrainedRun, form: str, folder: Path, weights: str, tolerance: fl
         exported = save_onnx(model, channels, patch, inside / "model.onnx", tolerance)
     else:
         exported = save_torchscript(model, channels, patch, inside / "model.ts", tolerance)
-    packages = ("onnx", "onnxruntime", "onnxscript") if form == "onnx" else ()
+    packages = ONNX_NEEDS if form == "onnx" else ()
     digest = weights_sha256(run.predictor.model)
     about = sidecar(run, exported, form=form, weights=weights, weights_sha256=digest, packages=packages)
     write_json(inside / "model.json", about)

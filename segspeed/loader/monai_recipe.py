@@ -36,9 +36,8 @@ def recipe(
     size = patch[::-1]
     return mt.Compose(
         [
-            mt.LoadImaged(
-                BOTH, reader="NibabelReader", image_only=True
-            ),  # only NIfTI; all others warn of what they lack
+            # the reader by name: MONAI makes all of them otherwise, and some warn of packages that NIfTI does not need
+            mt.LoadImaged(BOTH, reader="NibabelReader", image_only=True),
             mt.EnsureChannelFirstd(BOTH),
             mt.Orientationd(BOTH, axcodes="RAS", labels=None),
             ToClassIndicesd(labels),

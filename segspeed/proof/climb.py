@@ -16,7 +16,7 @@ from segspeed import build
 from segspeed.config import Config
 from segspeed.jsonio import to_plain, write_json
 from segspeed.preparation import Prepared
-from segspeed.proof.declared import refuse_changed
+from segspeed.proof.declared import refuse_changed, refuse_other_machine
 from segspeed.proof.processes import STOPPED, Ended, run_child
 from segspeed.proof.rows import Attempt, Row, attempt_from_json, attempt_of_run, attempt_of_throughput, compared
 from segspeed.proof.rungs import Rung, pinned, rungs_of, with_length, with_values
@@ -70,7 +70,8 @@ def begin(cfg: Config, prepared: Prepared) -> Climb:
     raw = base.model_dump(mode="json", by_alias=True)
     if path.exists():
         kept = json.loads(path.read_text(encoding="utf-8"))
-        refuse_changed(folder, "ladder", kept, raw, free=("rungs", "margin"))
+        refuse_other_machine(folder, "ladder", kept["versions"])
+        refuse_changed(folder, "ladder", kept["config"], raw, free=("rungs", "margin"))
     patients = {c.id: c.patient for c in prepared.cohort.cases}
     return Climb(folder, base, prepared.cohort.table.targets, patients)
 

@@ -1,4 +1,4 @@
-"""What a ladder or a speedrun said it would do, held against what it is now asked to do."""
+"""What a ladder, a speedrun or a search said it would do, held against what it is now asked to do."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from segspeed.record.versions import environment, machine
 from segspeed.types import DataError
 
 
-def refuse_changed(
-    folder: Path, section: str, kept: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str] = ()
-) -> None:
-    """Raise DataError when what was begun in ``folder`` differs from ``now``, a configuration, in what is measured, or was begun
-    on another machine.
-
-    ``kept`` holds the "config" and the "versions" (`environment`) of then. ``section`` is "ladder" or "speedrun"; its keys in
-    ``free`` may change.
-    """
-    then, here = machine(kept["versions"]), machine(environment())
+def refuse_other_machine(folder: Path, section: str, versions: Mapping[str, Any]) -> None:
+    """Raise DataError when what lies in ``folder`` was begun on another machine than this: ``versions`` is the `environment` of
+    then. ``section`` is "ladder" or "speedrun"."""
+    then, here = machine(versions), machine(environment())
     if then != here:
         raise DataError(
             f"{folder} holds a {section} that was begun on {then}, and this is {here}: their times do not compare.\n"
             f"Choose another {section}.name"
         )
-    began = kept["config"]
+
+
+def refuse_changed(
+    folder: Path, section: str, began: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str] = ()
+) -> None:
+    """Raise DataError when the configuration that was begun in ``folder`` differs from ``now`` in what is measured.
+
+    ``section`` is "ladder", "speedrun" or "sweep"; its keys in ``free`` may change.
+    """
     ours, theirs = began[section], now[section]
     changed = differing_keys(began, now) + [
         f"{section}.{key}: {ours.get(key)!r} -> {value!r}"

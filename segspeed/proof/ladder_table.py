@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
@@ -76,15 +76,21 @@ def headings(first: Row, classes: Sequence[str], quick: bool) -> list[str]:
     return cells if quick else ["training", *cells, "Dice", *classes, "against first", "verdict"]
 
 
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table in Markdown."""
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
+    return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
+
+
 def markdown(rows: Sequence[Row], classes: Sequence[str], ladder: LadderConfig) -> str:
     """A row a rung, then what to know about it."""
     first = rows[0]
     heads = headings(first, classes, ladder.quick)
-    lines = ["| rung | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
+    table = []
     for row in rows:
         cells = numbers(row, first, classes, ladder.quick) or [row.note, *[""] * (len(heads) - 1)]
-        lines.append(f"| {row.name}{'' if row.kept else ' (left out)'} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *(f"- {text}" for text in notes(rows, ladder))])
+        table.append([f"{row.name}{'' if row.kept else ' (left out)'}", *cells])
+    return "\n".join([*markdown_table(["rung", *heads], table), "", *(f"- {text}" for text in notes(rows, ladder))])
 
 
 def notes(rows: Sequence[Row], ladder: LadderConfig) -> list[str]:

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 from scipy import stats
 
-from segspeed.proof.ladder_table import duration
+from segspeed.proof.ladder_table import duration, markdown_table
 from segspeed.proof.speedruns import Record
 from segspeed.record.versions import machine
 
@@ -18,9 +18,8 @@ def records_table(records: Sequence[Record]) -> str:
         "record", "data", "target", "n", "mean Dice", "p", "preparation", "training", "training + evaluation", "first passage",
         "machine", "commit",
     )  # fmt: skip
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for r in sorted(records, key=lambda r: (r.data, r.target, mean(a.seconds for a in r.runs))):
-        lines.append("| " + " | ".join(_cells(r)) + " |")
+    ranked = sorted(records, key=lambda r: (r.data, r.target, mean(a.seconds for a in r.runs)))
+    lines = markdown_table(heads, map(_cells, ranked))
     rules = list(dict.fromkeys(rule for r in records for rule in r.rules))
     return "\n".join([*lines, "", *(f"- {rule}" for rule in rules)])
 

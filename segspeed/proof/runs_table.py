@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from segspeed.proof.ladder_table import duration, size
+from segspeed.proof.ladder_table import duration, markdown_table, size
 from segspeed.record.run_folder import RunFolder, flatten
 from segspeed.record.run_record import read_record
 from segspeed.types import DataError, first_line
@@ -182,6 +182,4 @@ def differences(entries: Sequence[Entry]) -> dict[str, list[str]]:
 
 def markdown(entries: Sequence[Entry]) -> str:
     """The table as Markdown."""
-    heads = headings(entries)
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    return "\n".join([*lines, *("| " + " | ".join(cells(e, entries)) + " |" for e in entries)])
+    return "\n".join(markdown_table(headings(entries), (cells(e, entries) for e in entries)))

@@ -16,7 +16,7 @@ from scipy import stats
 
 from segspeed.config import Config
 from segspeed.jsonio import from_plain, write_json
-from segspeed.proof.declared import refuse_changed
+from segspeed.proof.declared import refuse_changed, refuse_other_machine
 from segspeed.proof.processes import STOPPED, run_child
 from segspeed.proof.rows import Attempt, attempt_from_json, attempt_of_run
 from segspeed.proof.rungs import with_values
@@ -120,7 +120,8 @@ def declare(cfg: Config, folder: Path) -> None:
         write_json(path, {"config": raw, "versions": environment()})
         return
     kept = json.loads(path.read_text(encoding="utf-8"))
-    refuse_changed(folder, "speedrun", kept, raw, free=("name", "report", "compare"))
+    refuse_other_machine(folder, "speedrun", kept["versions"])
+    refuse_changed(folder, "speedrun", kept["config"], raw, free=("name", "report", "compare"))
 
 
 def _run(cfg: Config, folder: Path, seed: int) -> Attempt:

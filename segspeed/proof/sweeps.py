@@ -10,10 +10,11 @@ from typing import Any
 
 from segspeed import build
 from segspeed.config import Config, Dimension
+from segspeed.proof.declared import refuse_changed
+from segspeed.proof.ladder_table import markdown_table
 from segspeed.proof.processes import STOPPED, run_child
 from segspeed.record.live import say
-from segspeed.record.run_folder import differing_keys
-from segspeed.types import DataError, RunStopped, SettingError
+from segspeed.types import RunStopped, SettingError
 from segspeed.validate import check_targets, is_open, keys, unknown_key, validate
 
 
@@ -99,23 +100,11 @@ def search(sweep: Sweep) -> list[Trial]:
 
 
 def _declare(study: Any, sweep: Sweep) -> None:
-    """Write down what is searched, or hold it against what was."""
+    """Write down what is searched, or hold it against what was. Raises DataError."""
     config = sweep.base.model_dump(mode="json", by_alias=True)
-    space = {k: d.model_dump(mode="json") for k, d in sweep.space.items()}
-    began = study.user_attrs
-    if "space" not in began:
+    if "config" not in study.user_attrs:
         study.set_user_attr("config", config)
-        study.set_user_attr("space", space)
-        return
-    changed = differing_keys(began["config"], config)
-    if began["space"] != space:
-        changed.append(f"sweep.space: {began['space']} -> {space}")
-    if changed:
-        raise DataError(
-            f"{sweep.folder} holds a search with other settings:\n  "
-            + "\n  ".join(changed)
-            + "\nGive the old settings to go on with it, or choose another sweep.name"
-        )
+    refuse_changed(sweep.folder, "sweep", study.user_attrs["config"], config, free=("name", "trials"))
 
 
 def _draw(trial: Any, key: str, dimension: Dimension) -> None:
@@ -163,11 +152,12 @@ def _shown(value: Any) -> str:
 def table(trials: Sequence[Trial]) -> str:
     """Markdown, the best trial first, failed ones last, and the best one as settings for a command line."""
     names = list(dict.fromkeys(k for t in trials for k in t.values))
-    lines = ["| trial | mean Dice | " + " | ".join(names) + " |", "|" + "---|" * (2 + len(names))]
     ranked = sorted(trials, key=lambda t: -1.0 if t.dice is None else t.dice, reverse=True)
-    for t in ranked:
-        dice = "failed" if t.dice is None else f"{t.dice:.4f}"
-        lines.append(f"| {t.number} | {dice} | " + " | ".join(_shown(t.values.get(n)) for n in names) + " |")
+    rows = [
+        [str(t.number), "failed" if t.dice is None else f"{t.dice:.4f}", *(_shown(t.values.get(n)) for n in names)]
+        for t in ranked
+    ]
+    lines = markdown_table(["trial", "mean Dice", *names], rows)
     best = ranked[0]
     if best.dice is not None:
         settings = " ".join(f"{k}={v if isinstance(v, float) else _shown(v)}" for k, v in best.values.items())

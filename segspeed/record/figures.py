@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -142,8 +141,8 @@ def _thick(plane: np.ndarray) -> np.ndarray:
     return np.pad(plane, [(0, max(0, 2 - n)) for n in plane.shape])
 
 
-def overlay_picture(overlay: Overlay) -> str:
-    """Base64 PNG: axial, coronal and sagittal slice, reference filled, prediction outlined. Superior or anterior is up
+def overlay_picture(overlay: Overlay) -> bytes:
+    """A PNG file: axial, coronal and sagittal slice, reference filled, prediction outlined. Superior or anterior is up
     and the patient's right is on the right (neurological convention), which is how (D, H, W) arrays lie."""
     figure, axes = blank(9, 3.4, columns=3)
     low, high = np.percentile(np.concatenate([i.ravel() for i in overlay.image]), [1, 99])
@@ -172,4 +171,4 @@ def overlay_picture(overlay: Overlay) -> str:
         axis.set_axis_off()
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=110)
-    return base64.b64encode(out.getvalue()).decode()
+    return out.getvalue()

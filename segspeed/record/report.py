@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -186,8 +187,9 @@ def overlay_figures(title: str, found: Sequence[Overlay], names: Sequence[str]) 
     ]
     for o in found:
         text = f"{o.role} case {o.case}, mean Dice {o.dice:.3f}"
+        png = base64.b64encode(figures.overlay_picture(o)).decode()
         out.append(
-            f"<figure><img src='data:image/png;base64,{figures.overlay_picture(o)}' alt='{escape(text, quote=True)}: "
+            f"<figure><img src='data:image/png;base64,{png}' alt='{escape(text, quote=True)}: "
             f"axial, coronal and sagittal slice'><figcaption>{escape(text)}</figcaption></figure>"
         )
     return "".join(out)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from segspeed.model.checkpointing import apply_checkpointing
 from segspeed.model.networks import as_heads
 from segspeed.testing.contract import ContractError, name_of, require
-from segspeed.types import Shape3, first_line
+from segspeed.types import Shape3, few, first_line
 
 RTOL, ATOL = 1e-3, 1e-5  # sums in another order
 
@@ -104,11 +104,11 @@ def _gradients(name: str, model: nn.Module, x: Tensor) -> None:
     lost = [n for n, g in gradients.items() if g is None]
     require(
         not lost,
-        f"no gradient reaches {_few(lost)} of {name}: what the forward pass does not use cannot learn, and stops training on "
+        f"no gradient reaches {few(lost)} of {name}: what the forward pass does not use cannot learn, and stops training on "
         "several GPUs. Use them, remove them, or set requires_grad=False",
     )
     bad = [n for n, g in gradients.items() if g is not None and not torch.isfinite(g).all()]
-    require(not bad, f"the gradients of {_few(bad)} of {name} are not finite on standard normal noise")
+    require(not bad, f"the gradients of {few(bad)} of {name} are not finite on standard normal noise")
 
 
 def _gradients_of(heads: Sequence[Tensor], model: nn.Module) -> dict[str, Tensor | None]:
@@ -160,7 +160,7 @@ def _checkpointing(name: str, model: nn.Module, x: Tensor) -> None:
     other = [n for n, g in expected.items() if g is not None and not _close(found.get(n), g)]
     require(
         not other,
-        f"{name} has other gradients with memory.checkpointing=all, first in {_few(other)}; recomputed blocks must do the same "
+        f"{name} has other gradients with memory.checkpointing=all, first in {few(other)}; recomputed blocks must do the same "
         "twice: no state that a forward pass changes, no random numbers of numpy or random",
     )
 
@@ -194,7 +194,3 @@ def _export(name: str, model: nn.Module, x: Tensor, generator: torch.Generator) 
         f"{name} cannot be exported ({'; '.join(faults)}). Keep numpy, .item() and branches on the values of tensors out of its "
         "forward, or check with export=False"
     )
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

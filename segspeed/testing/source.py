@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import nibabel as nib
 
 from segspeed.testing.contract import ContractError, name_of, require
-from segspeed.types import Case, Cohort, first_line
+from segspeed.types import Case, Cohort, few, first_line
 
 
 def check_source(source: Callable[..., Any], /, *args: Any, **keys: Any) -> Cohort:
@@ -23,10 +23,10 @@ def check_source(source: Callable[..., Any], /, *args: Any, **keys: Any) -> Coho
     require(bool(cohort.cases), f"{name} returns no cases; is the folder right, and the ending of its files?")
     twice = [i for i, n in Counter(c.id for c in cohort.cases).items() if n > 1]
     require(
-        not twice, f"{name} gives the ids {_few(twice)} to several cases; make them unique, from the path for instance"
+        not twice, f"{name} gives the ids {few(twice)} to several cases; make them unique, from the path for instance"
     )
     odd = [repr(c.id) for c in cohort.cases if not _plain(c.id)]
-    require(not odd, f"{name} gives the ids {_few(odd)}; an id becomes a file name: text without / and \\, not empty")
+    require(not odd, f"{name} gives the ids {few(odd)}; an id becomes a file name: text without / and \\, not empty")
     for case in cohort.cases:
         _case(name, cohort, case)
     require(
@@ -88,7 +88,7 @@ def _labels(name: str, cohort: Cohort) -> None:
     )
     twice = [v for v, n in Counter([*values, *cohort.background, *cohort.ignore]).items() if n > 1]
     require(
-        not twice, f"{name} gives two meanings to the label values {_few(twice)}; one class, background or ignore each"
+        not twice, f"{name} gives two meanings to the label values {few(twice)}; one class, background or ignore each"
     )
     require(0 not in values, f"{name} calls 0 a class; it is the background")
 
@@ -97,11 +97,11 @@ def _splits(name: str, cohort: Cohort) -> None:
     patients = {c.id: c.patient for c in cohort.cases}
     for number, split in enumerate(cohort.splits):
         unknown = [i for i in (*split.train, *split.val) if i not in patients]
-        require(not unknown, f"split {number} of {name} names cases that are not there: {_few(unknown)}")
+        require(not unknown, f"split {number} of {name} names cases that are not there: {few(unknown)}")
         both = set(split.train) & set(split.val)
-        require(not both, f"split {number} of {name} has cases on both sides: {_few(sorted(both))}")
+        require(not both, f"split {number} of {name} has cases on both sides: {few(sorted(both))}")
         shared = {patients[i] for i in split.train} & {patients[i] for i in split.val}
-        require(not shared, f"split {number} of {name} has patients on both sides: {_few(sorted(shared))}")
+        require(not shared, f"split {number} of {name} has patients on both sides: {few(sorted(shared))}")
 
 
 def _headers(name: str, case: Case) -> None:
@@ -116,8 +116,3 @@ def _headers(name: str, case: Case) -> None:
         len(set(shapes.values())) == 1,
         f"the files of case {case.id} of {name} have different shapes: {shapes}; are image and label of the same case?",
     )
-
-
-def _few(values: Iterable[Any]) -> str:
-    listed = list(map(str, values))
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

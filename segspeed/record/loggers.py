@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from segspeed.record.run_folder import flatten
 from segspeed.types import SettingError
 
 Event = Mapping[str, Any]
+Mode = Literal["offline", "online"]
 NEEDS = {"TensorBoard": ("tensorboard", "tensorboard"), "MLflow": ("mlflow", "mlflow"), "WandB": ("wandb", "wandb")}
 PRIVATE = ("data", "cache", "run", "logger")  # sections with paths, which may hold names of people
 
@@ -165,7 +166,7 @@ class WandB:
     the machine and its user."""
 
     def __init__(
-        self, folder: Path, name: str, settings: Mapping[str, str], project: str = "segspeed", mode: str = "offline"
+        self, folder: Path, name: str, settings: Mapping[str, str], project: str = "segspeed", mode: Mode = "offline"
     ) -> None:
         import wandb
 
@@ -178,7 +179,7 @@ class WandB:
             resume="allow",
             project=project,
             name=name,
-            mode=mode,  # type: ignore[arg-type]
+            mode=mode,
             config=dict(settings),
             settings=wandb.Settings(
                 silent=True,

@@ -144,7 +144,9 @@ def _answer(pipe: Connection, subject: Subject, plan: Plan, limit: int | None) -
         pipe.send(Measured("out of memory"))
     except Exception as error:  # whatever it is, the process that asked must hear of it
         text = RunStopped(f"a training step with patch {list(plan.patch)} failed: {type(error).__name__}: {error}")
-        pipe.send(Measured("out of memory") if is_out_of_memory(error) else text)
+        # under a limit, a thread that finds no room for its stack is the limit at work
+        refused = is_out_of_memory(error) or (limit is not None and "can't start new thread" in str(error))
+        pipe.send(Measured("out of memory") if refused else text)
 
 
 def train_a_little(subject: Subject, plan: Plan, limit: int | None = None) -> Measured:

@@ -13,7 +13,7 @@ from segspeed.memory.report import key_of, load_plan, needs, save_planning, tabl
 from segspeed.memory.settings import Subject
 from segspeed.memory.within import finished
 from segspeed.record.live import console
-from segspeed.types import Cohort, Fingerprint, SettingError
+from segspeed.types import Cohort, Fingerprint, RunStopped, SettingError
 
 SIDE = 64
 FP = Fingerprint(
@@ -197,6 +197,17 @@ def test_a_fork_that_is_killed_or_hangs_is_an_answer(subject, monkeypatch):
     assert probe._in_a_fork(s, plan, None, 20.0).outcome == "killed"
     monkeypatch.setattr(probe, "train_a_little", lambda *_: time.sleep(60))
     assert probe._in_a_fork(s, plan, None, 0.2).outcome == "too slow"
+
+
+def test_a_limit_that_leaves_no_room_for_a_thread_is_out_of_memory(subject, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("can't start new thread")
+
+    s = subject()
+    plan = candidates.patches(s, FP)[0]
+    monkeypatch.setattr(probe, "train_a_little", fails)
+    assert probe._in_a_fork(s, plan, 10**8, 20.0).outcome == "out of memory"
+    assert isinstance(probe._in_a_fork(s, plan, None, 20.0), RunStopped), "without a limit it is another fault"
 
 
 @pytest.mark.slow
